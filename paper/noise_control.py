@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check
-from diffsketch.methods.base import Encoded, Method, fitted
+from diffsketch.methods.base import Encoded, Method
 from diffsketch.privacy.claim import Claim
 from diffsketch.privacy.simulated_noise import Noise
 from diffsketch.sketch.hashing import HashSeed
@@ -47,6 +47,10 @@ class NoiseControl(Method):
         """Format of the inner method's sums."""
         return self.inner.total_format
 
+    def sum_bits(self, count: int) -> int:
+        """Bits of the inner method's sums."""
+        return self.inner.sum_bits(count)
+
     def publish(self, total: Tensor, noise: Noise) -> Tensor:
         """Noise with the norm of what the method publishes.
 
@@ -58,8 +62,10 @@ class NoiseControl(Method):
             raise ArgumentError("inner must not publish sums modulo 2**bits: they have no norm")
         drawn = noise.normal((1, *total.shape), 1.0, dtype=torch.float32)[0].to(total.device)
         factor: Tensor = torch.linalg.vector_norm(total.float()) / torch.linalg.vector_norm(drawn)
-        scaled = drawn * factor
-        return scaled if form.cells == "float32" else fitted(scaled.round().long(), form)
+        if form.cells == "float32":
+            return drawn * factor
+        low, end = form.limits
+        return (drawn * factor).round().long().clamp(low, end - 1)
 
     def _claim_for(self, present: int, seed: HashSeed) -> Claim:
         return self.inner.claim_for(present, seed)

@@ -27,7 +27,7 @@ from diffsketch.privacy.simulated_noise import Noise
 from diffsketch.sketch.hashing import HashSeed
 from diffsketch.wire.formats import MessageFormat
 
-MAX_PER_MESSAGE = 500.0  # beyond, `exp` is too near to overflow to be trusted with a proof
+MAX_PER_ROUND = 500.0  # beyond, `exp` is too near to overflow to be trusted with a proof
 _SMALLEST = 1e-150  # of the clipped norm: what is smaller counts as zero
 
 
@@ -71,7 +71,7 @@ class PrivUnitG:
 
     Args:
         dim: Length of the vectors.
-        per_message: The epsilon of one message.
+        per_round: The epsilon of one message.
         clip: The norm to which vectors are clipped.
 
     References:
@@ -80,36 +80,36 @@ class PrivUnitG:
     """
 
     dim: int
-    per_message: float
+    per_round: float
     clip: float = 1.0
 
     def __post_init__(self) -> None:
         check_whole("dim", self.dim, least=1)
-        good = 0 < self.per_message <= MAX_PER_MESSAGE
-        check(good, "per_message", f"be in (0, {MAX_PER_MESSAGE:g}]", self.per_message)
+        good = 0 < self.per_round <= MAX_PER_ROUND
+        check(good, "per_round", f"be in (0, {MAX_PER_ROUND:g}]", self.per_round)
         check_positive("clip", self.clip)
 
     @property
     def claim(self) -> SimulatedClaim:
         """The claim of one message."""
         scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
-        return SimulatedClaim(scope, events.approximate(self.per_message), "a PrivUnitG message")
+        return SimulatedClaim(scope, events.approximate(self.per_round), "a PrivUnitG message")
 
     @cached_property
     def _cap(self) -> _Cap:
         from scipy.optimize import minimize_scalar
 
         def error(gamma: float) -> float:
-            cap = _Cap.at(gamma, self.per_message)
+            cap = _Cap.at(gamma, self.per_round)
             return self._length(cap) / cap.mean**2
 
         # The error has one minimum; the best cap is the smaller the larger epsilon is.
-        highest = math.sqrt(2 * self.per_message) + 6
+        highest = math.sqrt(2 * self.per_round) + 6
         grid = np.linspace(-2.0, min(highest, 37.0), 400)
         start = int(np.argmin([error(float(gamma)) for gamma in grid]))
         low, high = grid[max(0, start - 1)], grid[min(len(grid) - 1, start + 1)]
         found = minimize_scalar(error, bounds=(low, high), method="bounded")
-        return _Cap.at(float(found.x), self.per_message)
+        return _Cap.at(float(found.x), self.per_round)
 
     def _length(self, cap: _Cap) -> float:  # the mean square of a message
         return self.dim - 1 + cap.square
@@ -162,7 +162,7 @@ class ProjUnit:
     Args:
         dim: Length of the vectors.
         size: Length of a message.
-        per_message: The epsilon of one message.
+        per_round: The epsilon of one message.
         clip: The norm to which vectors are clipped.
         shared: One matrix for all workers of a round.
 
@@ -173,24 +173,24 @@ class ProjUnit:
 
     dim: int
     size: int
-    per_message: float
+    per_round: float
     clip: float = 1.0
     shared: bool = False
 
     def __post_init__(self) -> None:
         check(isinstance(self.shared, bool), "shared", "be true or false", self.shared)
-        PrivUnitG(self.dim, self.per_message, self.clip)  # checks its arguments
+        PrivUnitG(self.dim, self.per_round, self.clip)  # checks its arguments
         check_whole("size", self.size, least=1, most=self.dim)
 
     @cached_property
     def _inner(self) -> PrivUnitG:
-        return PrivUnitG(self.size, self.per_message, 1.0)
+        return PrivUnitG(self.size, self.per_round, 1.0)
 
     @property
     def claim(self) -> SimulatedClaim:
         """The claim of one message."""
         scope = self._inner.claim.scope
-        return SimulatedClaim(scope, events.approximate(self.per_message), "a ProjUnit message")
+        return SimulatedClaim(scope, events.approximate(self.per_round), "a ProjUnit message")
 
     @property
     def squared_norm(self) -> float:
@@ -310,7 +310,7 @@ class ProjUnitMean(Method):
         super().__post_init__()
         check_whole("size", self.size, least=1)
         check_positive("per_round", self.per_round)
-        most = MAX_PER_MESSAGE
+        most = MAX_PER_ROUND
         check(self.per_round <= most, "per_round", f"be at most {most:g}", self.per_round)
         check_positive("clip", self.clip)
         _ = self.mechanism  # checks the rest

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check, check_positive, check_whole
 from diffsketch.methods import Encoded, register
-from diffsketch.methods.paper import PaddedTables
+from diffsketch.methods.plain import TableMethod
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.claim import (
     NoClaim,
@@ -247,9 +247,9 @@ class PaddedGaussian:
     """A clipped vector with `padding` Gaussian numbers appended, sketched under known hashes.
 
     The guarantee depends on the hashes, so there is one such object for each seed. With a
-    `CoordinateBound`, or a `NormBound` of order 1, `mu = change / std * max_i sqrt(s_i' G^-1 s_i)`,
-    where s_i is column i of S_real and `change` how much a unit may change the vector; with a
-    `NormBound` of order 2, `mu = change / std * sqrt(lambda_max(G^-1 S_real S_real'))`. Clipping
+    `CoordinateBound`, `mu = change / std * max_i sqrt(s_i' G^-1 s_i)`, where s_i is column i of
+    S_real and `change` how much a unit may change the vector; with a `NormBound`,
+    `mu = change / std * sqrt(lambda_max(G^-1 S_real S_real'))`. Clipping
     the vector is sound here, since what the sketch makes of it is computed and not assumed.
 
     Guarantees (`paper/tests/test_repaired.py`):
@@ -311,16 +311,14 @@ replace, local trust)
         if self.padding < cells:
             few = f"{self.padding} appended numbers leave {cells} cells partly without noise"
             return NoClaim(self._scope, few)
-        # The farthest points of a ball in the L1 norm are on its axes: single coordinates.
-        single = isinstance(self.bound, CoordinateBound) or self.bound.order == 1
+        single = isinstance(self.bound, CoordinateBound)
         find = coordinate_reach if single else vector_reach
         reach = find(self.padded_sketch, self.seed, self.sketch.dim)
         if reach is None:
             return NoClaim(
                 self._scope, "the appended noise could not be shown to cover the whole table"
             )
-        order = self.bound.order if isinstance(self.bound, NormBound) else 2
-        change = self.bound.sensitivity(order, self.relation)
+        change = self.bound.sensitivity(2, self.relation)
         event: events.Event = events.gaussian(self.std / (change * math.sqrt(reach.squared)))
         if reach.failure > 0:
             event = events.composed(event, events.approximate(0.0, reach.failure))
@@ -373,7 +371,7 @@ def table_noise_like_padding(
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class ProvenDiffSketch(PaddedTables):
+class ProvenDiffSketch(TableMethod):
     """Algorithm 2 with its appended noise repaired, which makes it a Gaussian mechanism.
 
     The vector's coordinates are clipped to `[-clip, clip]`, and `padding` numbers of standard
@@ -399,6 +397,7 @@ class ProvenDiffSketch(PaddedTables):
 replace, local trust)
     """
 
+    padding: int
     clip: float
     std: float
     relation: Relation = Relation.REPLACE
@@ -407,12 +406,16 @@ replace, local trust)
     code: ClassVar = 3
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         check_whole("padding", self.padding, least=1)
+        super().__post_init__()
         check_positive("clip", self.clip)
         check_positive("std", self.std)
         scope = Scope(Unit.COORDINATE, self.relation, Trust.LOCAL)  # checks, and converts names
         object.__setattr__(self, "relation", scope.relation)
+
+    @property
+    def _sketched(self) -> int:
+        return self.dim + self.padding
 
     def mechanism(self, seed: HashSeed) -> PaddedGaussian:
         """Return the mechanism of a round, kept with its seed: the claim takes a factorisation."""

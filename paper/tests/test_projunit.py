@@ -212,7 +212,7 @@ def test_claim_is_pure_and_composes() -> None:
 
 def test_bad_input_of_privunit() -> None:
     noise = KEY.source(worker=0, round_index=1)
-    with pytest.raises(ArgumentError, match="per_message must be in"):
+    with pytest.raises(ArgumentError, match="per_round must be in"):
         PrivUnitG(3, math.nan)
     with pytest.raises(ArgumentError, match="clip must be a number > 0"):
         PrivUnitG(3, 1.0, clip=0.0)

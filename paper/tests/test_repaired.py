@@ -71,7 +71,7 @@ def test_mu_by_brute_force(family: Family, relation: Relation) -> None:
     for bound, expected, unit in (
         (CoordinateBound(0.3), times * 0.3 / 0.7 * single, Unit.COORDINATE),
         (NormBound(2.0), times * 2.0 / 0.7 * whole, Unit.CLIENT),
-        (NormBound(2.0, Unit.EXAMPLE, order=1), times * 2.0 / 0.7 * single, Unit.EXAMPLE),
+        (NormBound(2.0, Unit.EXAMPLE), times * 2.0 / 0.7 * whole, Unit.EXAMPLE),
     ):
         claim = small(bound, family, relation=relation).claim
         assert mu_of(claim) == pytest.approx(expected, rel=1e-6)

@@ -25,8 +25,11 @@ if TYPE_CHECKING:
         OpenClaim,
         PaperClaim,
         ProvenClaim,
+        Relation,
         SecureNoise,
         SimulatedClaim,
+        Trust,
+        Unit,
     )
     from diffsketch.sketch import CountSketch, HashSeed, SketchKey
     from diffsketch.training.rounds import DistributedSGD, FedAvg
@@ -56,11 +59,14 @@ __all__ = [
     "PaperClaim",
     "PlanRequest",
     "ProvenClaim",
+    "Relation",
     "SecureNoise",
     "SimulatedClaim",
     "Simulation",
     "SketchKey",
     "Task",
+    "Trust",
+    "Unit",
     "audit",
     "build_method",
     "methods",
@@ -71,7 +77,7 @@ __all__ = [
 _ROOMS = {
     "sketch": "CountSketch HashSeed SketchKey",
     "privacy": "Account Budget Claim Epsilon MeasuredClaim NoClaim NoiseKey OpenClaim PaperClaim "
-    "ProvenClaim SecureNoise SimulatedClaim",
+    "ProvenClaim Relation SecureNoise SimulatedClaim Trust Unit",
     "methods": "Method build_method private_mean",
     "planning": "PlanRequest plan",
     "auditing": "audit",

@@ -92,7 +92,7 @@ def squared(method: ClientNoise, multiplier: float) -> float:
     """The noise's variance in steps: twice the norm that rounding leaves, just above `clip`."""
     quantizer = method.mechanism.quantizer
     assert isinstance(quantizer, Quantizer)
-    return (multiplier * 2 * quantizer.norm(2)) ** 2
+    return (multiplier * 2 * quantizer.longest) ** 2
 
 
 def build_cases() -> dict[str, Case]:

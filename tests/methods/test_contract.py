@@ -27,6 +27,7 @@ from diffsketch.training.simulation import Simulation
 from diffsketch.training.tasks import Batches, Examples
 from diffsketch.wire import SERVER, Message
 from tests.helpers.library import LIBRARY
+from tests.helpers.refusals import refused
 from tests.methods.cases import (
     CASES,
     DIM,
@@ -92,8 +93,7 @@ def test_methods_are_built_by_name(name: str) -> None:
         with pytest.raises(ArgumentError, match=rf"{name} has no setting {key}; it has: "):
             build_method(name, dim=100, cohort=7, settings=given | {key: 1})
     for bad in (0, True):
-        with pytest.raises(ArgumentError, match="dim must be"):
-            build_method(name, dim=bad, cohort=7, settings=given)
+        refused(ArgumentError, "dim must be", build_method, name, dim=bad, cohort=7, settings=given)
 
 
 @pytest.mark.parametrize("name", LIBRARY)
@@ -353,8 +353,7 @@ def test_claims(case: Case) -> None:
     if method.most_messages is None:
         method.claim_for(10**6, SEED)
         return
-    with pytest.raises(ArgumentError, match=r"present must be in 1\.\.12"):
-        method.claim_for(WORKERS + 1, SEED)
+    refused(ArgumentError, r"present must be in 1\.\.12", method.claim_for, WORKERS + 1, SEED)
 
 
 # Refusals
@@ -447,35 +446,27 @@ def test_bad_totals_are_refused(name: str) -> None:
     method = CASES[name].method
     total = published(method, VECTORS, SEED, sources(0))
     for bad in (0, -1, True, 2.0):
-        with pytest.raises(ArgumentError, match="count"):
-            method.decode(total, SEED, count=bad)  # type: ignore[arg-type]
-    with pytest.raises(MismatchError, match="shape"):
-        method.decode(total[..., :-1], SEED, count=WORKERS)
+        refused(ArgumentError, "count", method.decode, total, SEED, count=bad)
+    refused(MismatchError, "shape", method.decode, total[..., :-1], SEED, count=WORKERS)
     if total.is_floating_point():
         for value in (math.nan, math.inf):
             with pytest.raises(ArgumentError, match="finite"):
                 method.decode(torch.full_like(total, value), SEED, count=WORKERS)
-        with pytest.raises(ArgumentError, match="floating point"):
-            method.decode(total.long(), SEED, count=WORKERS)
+        refused(ArgumentError, "floating point", method.decode, total.long(), SEED, count=WORKERS)
         return
     with pytest.raises(ArgumentError, match="signed whole numbers"):
         method.decode(total.float(), SEED, count=WORKERS)
     for unpublished in (total - (1 << 40), total + (1 << 40)):
-        with pytest.raises(MismatchError, match="publish"):
-            method.decode(unpublished, SEED, count=WORKERS)
+        refused(MismatchError, "publish", method.decode, unpublished, SEED, count=WORKERS)
 
 
 def test_bad_seeds_and_sources_are_refused() -> None:
     total = published(METHOD, VECTORS, SEED, sources(0))
-    with pytest.raises(ArgumentError, match="seed"):
-        METHOD.encode(VECTORS, KEY, sources(0)[0])  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="seed"):
-        METHOD.decode(total, KEY, count=WORKERS)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="noise"):
-        METHOD.encode(VECTORS, SEED, NOISE_KEY)  # type: ignore[arg-type]
+    refused(ArgumentError, "seed", METHOD.encode, VECTORS, KEY, sources(0)[0])
+    refused(ArgumentError, "seed", METHOD.decode, total, KEY, count=WORKERS)
+    refused(ArgumentError, "noise", METHOD.encode, VECTORS, SEED, NOISE_KEY)
     for bad in (0, -3, True, 1.5):
-        with pytest.raises(ArgumentError, match="present"):
-            METHOD.claim_for(bad, SEED)  # type: ignore[arg-type]
+        refused(ArgumentError, "present", METHOD.claim_for, bad, SEED)
 
 
 @pytest.mark.parametrize(
@@ -495,8 +486,7 @@ def test_memory_that_does_not_fit_is_refused(
     out: Tensor, error: type[Exception], match: str
 ) -> None:
     total = published(METHOD, VECTORS, SEED, sources(0))
-    with pytest.raises(error, match=match):
-        METHOD.decode(total, SEED, count=WORKERS, out=out)
+    refused(error, match, METHOD.decode, total, SEED, count=WORKERS, out=out)
 
 
 @pytest.mark.parametrize(
@@ -510,8 +500,7 @@ def test_memory_that_does_not_fit_is_refused(
     ],
 )
 def test_bare_sketches_refuse(settings: dict[str, Any], problem: str) -> None:
-    with pytest.raises(ArgumentError, match=problem):
-        PlainSketch(DIM, 2, 20, **settings)
+    refused(ArgumentError, problem, PlainSketch, DIM, 2, 20, **settings)
 
 
 def test_rounded_sums_are_of_no_more_than_the_cohort() -> None:

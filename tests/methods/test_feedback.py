@@ -110,3 +110,12 @@ def test_the_share_that_is_sent_at_once(cols: int, expected: float) -> None:
     )
     with pytest.raises(ArgumentError, match=r"immediate must be in \(0, 1\]"):
         ErrorFeedback(method, method.claim_for(1, KEY.seed(0)), immediate=1.5)
+
+
+def test_roundings_count_as_variance() -> None:
+    plain, rounded = (PlainSketch(400, 1, 20, bits=bits) for bits in (32, 2))
+    assert rounded.grid is not None
+    claim = plain.claim_for(1, KEY.seed(0))
+    variances = [1 / ErrorFeedback(method, claim).later - 1 for method in (plain, rounded)]
+    assert variances[1] == pytest.approx(variances[0] * (1 + rounded.grid.rounding_share))
+    assert variances[1] > 1.1 * variances[0]

@@ -11,20 +11,27 @@ import torch
 from scipy.optimize import brentq
 from scipy.stats import norm
 
+from diffsketch.errors import ArgumentError
+from diffsketch.methods.base import Encoder, Tables
 from diffsketch.methods.forecast import (
     Vectors,
     clipped_coordinates,
+    clipped_norm,
     collision_error,
     noise_error,
     rounding_variance,
-    sketch_recovery,
 )
 from diffsketch.privacy.claim import Trust
 from diffsketch.privacy.clipping import NormBound
 from diffsketch.sketch import CountSketch, SketchKey
+from diffsketch.sketch.hashing import Family
 
 DIM, ROWS, COLS = 7850, 7, 22
 NEVER = 1e9  # a clip that does nothing
+
+
+def tables(dim: int, rows: int, cols: int, family: Family = "blocked") -> Tables:
+    return Tables(dim, CountSketch(dim, rows, cols, family), "mean")
 
 
 def shift_for(epsilon: float, delta: float = 1e-5) -> float:
@@ -56,7 +63,7 @@ def test_table_of_rivals(what: str, trust: Trust) -> None:
             sources = workers if trust is Trust.LOCAL else 1
             error = noise_error(vectors, sources * std**2 / workers**2, rows=rows)
             if what == "sketch":
-                error += sketch_recovery(vectors, ROWS, COLS, clip_ratio=NEVER).recovery
+                error += clipped_norm(vectors, tables(DIM, ROWS, COLS), clip_ratio=NEVER).recovery
             assert error == pytest.approx(expected, rel=3e-3), (workers, epsilon)
 
 
@@ -93,11 +100,11 @@ def test_clipped_coordinates_by_simulation(spread: float, ratio: float) -> None:
 
 
 def recovery_by_simulation(
-    known: Vectors, rows: int, cols: int, ratio: float, *, rounds: int
+    known: Vectors, encoder: Tables, ratio: float, *, rounds: int
 ) -> tuple[float, float]:
     """The mean of the relative errors of clipped tables without noise, and its standard error."""
-    sketch, key = CountSketch(known.dim, rows, cols), SketchKey.from_integer(1)
-    bound = NormBound(ratio * math.sqrt(rows))
+    sketch, key = encoder.sketch, SketchKey.from_integer(1)
+    bound = NormBound(ratio * math.sqrt(encoder.rows))
     generator = torch.Generator().manual_seed(0)
     errors = []
     for index in range(rounds):
@@ -115,18 +122,25 @@ def recovery_by_simulation(
 
 
 @pytest.mark.parametrize(
-    ("rows", "cols", "ratio", "spread"),
+    ("rows", "cols", "family", "ratio", "spread"),
     [
-        (7, 22, NEVER, 0.0), (7, 22, 1.1, 3.0), (7, 22, 1.0, 0.0), (1, 300, 1.0, 3.0),
-        (1, 300, 1.0, 0.0), (5, 4, 1.1, 3.0),
+        (7, 22, "blocked", NEVER, 0.0), (7, 22, "blocked", 1.1, 3.0), (7, 22, "blocked", 1.0, 0.0),
+        (1, 300, "blocked", 1.0, 3.0), (1, 300, "blocked", 1.0, 0.0), (5, 4, "blocked", 1.1, 3.0),
+        (1, 500, "pairwise", NEVER, 0.0),
     ],
 )  # fmt: skip
-def test_sketch_recovery_by_simulation(rows: int, cols: int, ratio: float, spread: float) -> None:
-    # Standard errors are below 3%, so a right formula fails with a probability of some 4e-7 each.
-    vectors = Vectors(1000, 8, spread=spread)
-    measured, deviation = recovery_by_simulation(vectors, rows, cols, ratio, rounds=120)
+def test_recovery_by_simulation(
+    rows: int, cols: int, family: Family, ratio: float, spread: float
+) -> None:
+    """Standard errors are below 3%, so a right formula fails with a probability of 4e-7 each.
+
+    With 500 columns the two families differ by a third: each is the other's control.
+    """
+    vectors, encoder = Vectors(1000, 8, spread=spread), tables(1000, rows, cols, family)
+    rounds = 120 if family == "blocked" else 2000  # collisions of pairwise hashes come in groups
+    measured, deviation = recovery_by_simulation(vectors, encoder, ratio, rounds=rounds)
     assert deviation < 0.03 * measured
-    predicted = sketch_recovery(vectors, rows, cols, clip_ratio=ratio)
+    predicted = clipped_norm(vectors, encoder, clip_ratio=ratio)
     assert predicted.recovery == pytest.approx(measured, rel=0.15)
     assert 0.9 < predicted.kept <= 1
 
@@ -134,26 +148,31 @@ def test_sketch_recovery_by_simulation(rows: int, cols: int, ratio: float, sprea
 def test_a_wrong_number_of_cells_is_noticed() -> None:
     # The negative control of the simulation above: a table that is larger by a fifth.
     vectors = Vectors(1000, 1)
-    measured, _ = recovery_by_simulation(vectors, 7, 26, NEVER, rounds=60)
-    assert sketch_recovery(vectors, 7, 22, clip_ratio=NEVER).recovery != pytest.approx(
-        measured, rel=0.15
-    )
+    measured, _ = recovery_by_simulation(vectors, tables(1000, 7, 26), NEVER, rounds=60)
+    predicted = clipped_norm(vectors, tables(1000, 7, 22), clip_ratio=NEVER).recovery
+    assert predicted != pytest.approx(measured, rel=0.15)
 
 
 def test_without_clipping_only_collisions_are_left() -> None:
     vectors = Vectors(1000, 10)
     for rows, cols in ((1, 50), (7, 22), (3, 333)):
-        found = sketch_recovery(vectors, rows, cols, clip_ratio=NEVER)
-        assert found.recovery == pytest.approx(collision_error(1000, rows, cols), rel=1e-3)
+        encoder = tables(1000, rows, cols)
+        found = clipped_norm(vectors, encoder, clip_ratio=NEVER)
+        assert found.recovery == pytest.approx(collision_error(encoder), rel=1e-3)
         assert found.kept == pytest.approx(1, abs=1e-3)
-    assert collision_error(1024, 1, 1024) == 0  # every coordinate has a cell of its own
+    assert collision_error(tables(1024, 1, 1024)) == 0  # every coordinate has a cell of its own
+    assert collision_error(Encoder(1000)) == 0
     # Ideal hashes would have dim / cells; runs that do not collide with themselves have less.
-    assert collision_error(1000, 7, 22) == pytest.approx(1000 / 154, rel=0.02)
+    assert collision_error(tables(1000, 7, 22)) == pytest.approx(1000 / 154, rel=0.02)
+    assert collision_error(tables(200, 1, 100, "pairwise")) == pytest.approx(1.99)
+    with pytest.raises(ArgumentError, match="combine must be mean for a forecast"):
+        collision_error(Tables(1000, CountSketch(1000, 7, 22), "median"))
 
 
 def test_clipping_loses_more_the_tighter_it_is() -> None:
     vectors = Vectors(1000, 10)
-    kept = [sketch_recovery(vectors, 7, 22, clip_ratio=c).kept for c in (0.5, 0.9, 1.0, 1.1, 1.3)]
+    encoder = tables(1000, 7, 22)
+    kept = [clipped_norm(vectors, encoder, clip_ratio=c).kept for c in (0.5, 0.9, 1.0, 1.1, 1.3)]
     assert kept == sorted(kept)
     assert kept[0] == pytest.approx(0.5, rel=0.01)
     assert kept[3] > 0.99  # a tenth above the usual norm loses almost nothing

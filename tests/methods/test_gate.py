@@ -28,6 +28,7 @@ from diffsketch.privacy import (
     SimulatedClaim,
     Trust,
 )
+from tests.helpers.refusals import refused
 from tests.methods.cases import CASES, WORKERS, Case
 from tests.methods.cases import VECTORS as CASE_VECTORS
 
@@ -201,26 +202,19 @@ def test_other_types_become_float32(dtype: torch.dtype) -> None:
     ],
 )  # fmt: skip
 def test_what_are_no_numbers_is_refused(bad: Any, named: str) -> None:
-    with pytest.raises(ArgumentError, match=named):
-        private_mean(bad, Uncompressed(DIM), key=KEY)
+    refused(ArgumentError, named, private_mean, bad, Uncompressed(DIM), key=KEY)
 
 
 def test_bad_input() -> None:
     method = Uncompressed(DIM)
     broken = VECTORS.clone()
     broken[7, 3], broken[31, 0] = math.nan, math.inf
-    with pytest.raises(ArgumentError, match=r"in rows 7, 31$"):
-        private_mean(broken, method, key=KEY)
-    with pytest.raises(ArgumentError, match=r"holders, dim"):
-        private_mean(VECTORS[0], method, key=KEY)
-    with pytest.raises(ArgumentError, match="one row or more"):
-        private_mean(VECTORS[:0], method, key=KEY)
-    with pytest.raises(MismatchError, match="dim=60"):
-        private_mean(VECTORS[:, :-1], method, key=KEY)
-    with pytest.raises(ArgumentError, match="method must be a Method"):
-        private_mean(VECTORS, "none", key=KEY)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="key must be a SketchKey"):
-        private_mean(VECTORS, method, key=NOISE)  # type: ignore[arg-type]
+    refused(ArgumentError, r"in rows 7, 31$", private_mean, broken, method, key=KEY)
+    refused(ArgumentError, r"holders, dim", private_mean, VECTORS[0], method, key=KEY)
+    refused(ArgumentError, "one row or more", private_mean, VECTORS[:0], method, key=KEY)
+    refused(MismatchError, "dim=60", private_mean, VECTORS[:, :-1], method, key=KEY)
+    refused(ArgumentError, "method must be a Method", private_mean, VECTORS, "none", key=KEY)
+    refused(ArgumentError, "key must be a SketchKey", private_mean, VECTORS, method, key=NOISE)
     for bad in ("7", -1):
         with pytest.raises(ArgumentError, match="simulation_seed must be"):
             private_mean(VECTORS, method, key=KEY, simulation_seed=bad)  # type: ignore[arg-type]
@@ -341,8 +335,7 @@ def test_an_account_of_means() -> None:
     private_mean(VECTORS, method, account=account)
     bad = VECTORS.clone()
     bad[7, 3] = math.nan
-    with pytest.raises(ArgumentError, match="in rows 7"):
-        private_mean(bad, method, account=account)
+    refused(ArgumentError, "in rows 7", private_mean, bad, method, account=account)
     assert account.rounds == 1  # a mistake of whoever holds the vectors costs nothing
     claim = method.claim_for(50, KEY.seed(0))
     assert isinstance(claim, ProvenClaim)

@@ -95,7 +95,7 @@ def check_promises(found: Plan) -> None:
         assert total.basis is Basis.PROVEN
         assert total.scope.unit is request.unit
         assert total.scope.relation in (request.relation, Relation.REPLACE)  # which implies both
-        assert TRUSTS.index(Trust(total.scope.trust)) <= TRUSTS.index(request.trust)
+        assert TRUSTS.index(total.scope.trust) <= TRUSTS.index(Trust(request.trust))
         assert 0 <= option.error.total < math.inf
         assert option.error.kept >= 0.9
     errors = [option.error.total for option in found.alternatives]

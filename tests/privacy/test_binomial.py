@@ -144,10 +144,10 @@ def test_condition_on_the_largest_shift() -> None:
 
 
 def test_claim_says_what_it_is() -> None:
-    mechanism = unit_shift(20, cohort=200, unit=Unit.EXAMPLE, relation=Relation.ADD_OR_REMOVE)  # type: ignore[arg-type]
+    mechanism = unit_shift(20, cohort=200, relation=Relation.ADD_OR_REMOVE)  # type: ignore[arg-type]
     claim = mechanism.claim
     assert isinstance(claim, ProvenClaim)
-    assert claim.scope.unit is Unit.EXAMPLE
+    assert claim.scope.unit is Unit.CLIENT
     assert claim.scope.relation is Relation.ADD_OR_REMOVE
     assert claim.scope.trust is Trust.DISTRIBUTED
     # A claim which is proven is not replaced by one which is not.
@@ -304,7 +304,7 @@ def test_bad_arguments() -> None:
     for name, values in {
         "dim": (0,), "clip": (0.0, math.nan, math.inf), "limit": (-1.0, math.nan),
         "levels": (1,), "trials": (0,), "cohort": (0,), "delta": (0.0, 1.0, math.nan),
-        "unit": (Unit.COORDINATE,), "relation": ("both",),
+        "relation": ("both",),
     }.items():  # fmt: skip
         for value in values:
             with pytest.raises(ArgumentError, match=f"{name} must"):

@@ -36,6 +36,7 @@ from diffsketch.privacy.claim import (
     rounded_down,
     rounded_up,
 )
+from tests.helpers.refusals import refused
 
 SCOPE = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
 
@@ -158,8 +159,7 @@ def test_numbers_keep_their_words() -> None:
 def test_claims_that_make_no_sense_cannot_be_built(
     make: Callable[[], object], message: str
 ) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        make()
+    refused(ArgumentError, message, make)
 
 
 @pytest.mark.parametrize("unit", [Unit.CLIENT, Unit.EXAMPLE])
@@ -168,8 +168,7 @@ def test_sampling_gains_only_where_it_is_proven(unit: Unit) -> None:
     for relation, trust in itertools.product(Relation, Trust):
         scope = Scope(unit, relation, trust)
         if trust is not Trust.CENTRAL or relation is Relation.REPLACE:
-            with pytest.raises(ArgumentError, match="for a sample"):
-                ProvenClaim(scope, event, "noise on a sample")
+            refused(ArgumentError, "for a sample", ProvenClaim, scope, event, "noise on a sample")
         else:
             ProvenClaim(scope, event, "noise on a sample")
 
@@ -177,20 +176,16 @@ def test_sampling_gains_only_where_it_is_proven(unit: Unit) -> None:
 def test_a_paper_is_held_to_its_delta_and_one_round() -> None:
     claim = PaperClaim(SCOPE, number(2.0, Basis.CLAIMED, delta=1e-6), "a paper")
     assert float(claim.epsilon(delta=1e-5, rounds=1)) == 2.0
-    with pytest.raises(ArgumentError, match="delta must be in"):
-        claim.epsilon(delta=1e-7, rounds=1)
-    with pytest.raises(ArgumentError, match="does not compose"):
-        claim.epsilon(delta=1e-5, rounds=2)
+    refused(ArgumentError, "delta must be in", claim.epsilon, delta=1e-7, rounds=1)
+    refused(ArgumentError, "does not compose", claim.epsilon, delta=1e-5, rounds=2)
 
 
 @pytest.mark.parametrize("claim", [PROVEN, PAPER, MEASURED, NONE])
 def test_rounds_and_delta_are_checked(claim: Claim) -> None:
     for rounds in (0, True, 1.0):
-        with pytest.raises(ArgumentError, match="rounds must be"):
-            claim.epsilon(delta=1e-5, rounds=rounds)  # type: ignore[arg-type]
+        refused(ArgumentError, "rounds must be", claim.epsilon, delta=1e-5, rounds=rounds)
     for delta in (-0.1, 1.0, math.nan, "x"):
-        with pytest.raises(ArgumentError, match="delta must be"):
-            claim.epsilon(delta=delta, rounds=1)  # type: ignore[arg-type]
+        refused(ArgumentError, "delta must be", claim.epsilon, delta=delta, rounds=1)
 
 
 def test_data_keeps_everything() -> None:
@@ -242,8 +237,7 @@ def test_simulated_claims_say_so_and_are_not_sent() -> None:
         assert SimulatedClaim.of(other) is other
     method = GaussianMean(dim=3, clip=1.0, noise_multiplier=2.0)
     for call in (check_release, release_noise):
-        with pytest.raises(ArgumentError, match="claim must be about exact noise"):
-            call(method, claim)
+        refused(ArgumentError, "claim must be about exact noise", call, method, claim)
         call(method, proven)
 
 
@@ -279,6 +273,7 @@ LOADED = """
 import sys
 import diffsketch.training
 from diffsketch.privacy import Basis, NoClaim, ProvenClaim, Scope
+from tests.helpers.refusals import refused
 from diffsketch.privacy.accounting import events
 scope = Scope("client", "replace", "local")
 NoClaim(scope, "nothing is hidden").epsilon(delta=1e-5, rounds=9)

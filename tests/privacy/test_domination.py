@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import mpmath  # type: ignore[import-untyped]
 import numpy as np
@@ -15,7 +15,12 @@ import pytest
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.accounting.events import Event, epsilon_for
 from diffsketch.privacy.claim import Relation, Trust
-from diffsketch.privacy.clipping import NormBound, Quantizer
+from diffsketch.privacy.clipping import (
+    CoordinateBound,
+    CoordinateQuantizer,
+    NormBound,
+    Quantizer,
+)
 from diffsketch.privacy.mechanisms.integer import (
     DiscreteGaussianMechanism,
     DiscreteLaplaceMechanism,
@@ -45,18 +50,23 @@ class Case:
 
 
 def case(kind: str, std: float, size: int, cells: int = 1, members: int = 1) -> Case:
-    """Any whole vector of a norm up to `size` may be sent; the zero vector is its neighbour."""
+    """Any whole vector of a norm up to `size` may be sent; the zero vector is its neighbour.
+
+    Laplace noise: a coordinate of up to `size / cells` is in every cell.
+    """
+    if kind == "laplace":
+        levels = CoordinateQuantizer(
+            CoordinateBound(size / cells, cells), size // cells, cells, dim=1
+        )
+        laplace = DiscreteLaplaceMechanism(levels, std / size, relation=ONE)
+        return Case(laplace, np.log(laplace_law(laplace.scale)[1]))
     trust = Trust.DISTRIBUTED if members > 1 else Trust.LOCAL
-    order: Literal[1, 2] = 1 if kind == "laplace" else 2
-    slack = math.sqrt(cells) if order == 2 else cells
-    quantizer = Quantizer(NormBound(size - slack + 1e-9, order=order), 1.0, cells, rejection=0)
+    bound = NormBound(size - math.sqrt(cells) + 1e-9)
+    quantizer = Quantizer(bound, 1.0, cells, rejection=0)
     options: dict[str, Any] = {"relation": ONE, "trust": trust, "cohort": members}
     if kind == "skellam":
         mechanism = SkellamMechanism(quantizer, std / size, **options)
         return Case(mechanism, np.log(skellam_law(std**2)[1]))
-    if kind == "laplace":
-        laplace = DiscreteLaplaceMechanism(quantizer, std / size, relation=ONE)
-        return Case(laplace, np.log(laplace_law(laplace.scale)[1]))
     gaussian = DiscreteGaussianMechanism(quantizer, std / size, **options)
     total = one = gaussian_law(std / math.sqrt(members), 14 + 3 * size / std)[1]
     for _ in range(members - 1):
@@ -176,19 +186,17 @@ def test_many_rounds_of_discrete_gaussian_noise(rounds: int, std: float) -> None
 @pytest.mark.parametrize(("kind", "members"), [*KINDS, ("gaussian", 2)])
 @pytest.mark.parametrize("std", [0.8, 2.0, 4.0])
 def test_two_cells(kind: str, members: int, std: float) -> None:
-    """All whole vectors within the norm."""
+    """All whole vectors within the norm; for Laplace noise, all values of a coordinate."""
     one = case(kind, std, 4, cells=2, members=members)
-    assert isinstance(one.mechanism.quantizer, Quantizer)
-    largest = one.mechanism.quantizer.largest
     keep = min(len(one.logs) // 2, int(8 * std) + 20)
     middle = len(one.logs) // 2
     logs = one.logs[middle - keep : middle + keep + 1]
     every = [
         both(pair(logs, first), pair(logs, second))
         for first, second in itertools.product(range(5), repeat=2)
-        if 0 < (first + second if kind == "laplace" else first**2 + second**2) <= largest
+        if (0 < first == second <= 2 if kind == "laplace" else 0 < first**2 + second**2 <= 16)
     ]
-    assert len(every) == (14 if kind == "laplace" else 16)
+    assert len(every) == (2 if kind == "laplace" else 16)
     assert excess(one.event, *every) <= 1 + 1e-8
 
 
@@ -279,7 +287,7 @@ def test_close_to_gaussian_noise(
 ) -> None:
     """Within 0.1% of Gaussian noise of the same multiplier, whoever adds it."""
     quantizer = Quantizer(NormBound(std / 10), 1.0, 10)
-    for multiplier, members in ((std / quantizer.norm(2), 1), (std / quantizer.norm(2), 50)):
+    for multiplier, members in ((std / quantizer.longest, 1), (std / quantizer.longest, 50)):
         trust = Trust.DISTRIBUTED if members > 1 else Trust.CENTRAL
         mechanism = kind(quantizer, multiplier, relation=ONE, trust=trust, cohort=members)
         for rounds in (1, 10, 100):
@@ -291,7 +299,7 @@ def test_close_to_gaussian_noise(
 @pytest.mark.parametrize("rounds", [1, 10, 100])
 def test_close_to_laplace_noise(rounds: int) -> None:
     """The same event as real noise of the same multiplier; its scale is hardly larger."""
-    quantizer = Quantizer(NormBound(200.0, order=1), 1.0, 30)
+    quantizer = CoordinateQuantizer(CoordinateBound(200.0), 200, 30)
     mechanism = DiscreteLaplaceMechanism(quantizer, 5.0, relation=ONE)
     for delta in (0.0, 1e-5):
         claimed = float(mechanism.claim.epsilon(delta=delta, rounds=rounds))

@@ -28,6 +28,7 @@ from diffsketch.privacy.theorems import (
 )
 from diffsketch.sketch.count_sketch import Combine
 from diffsketch.sketch.hashing import FAMILIES, Family
+from tests.helpers.refusals import refused
 
 # The 90th percentile of the size of a standard Gaussian.
 ALPHA = float(norm.ppf(0.95))
@@ -130,10 +131,8 @@ def test_a_failed_condition_is_a_value(changes: dict[str, float], why: str) -> N
 )  # fmt: skip
 def test_bad_arguments_raise(name: str, bad: float) -> None:
     arguments = {"dim": 1000, "rows": 7, "cols": 22, "alpha": 1.0, "sigma": 1.0, name: bad}
-    with pytest.raises(ArgumentError, match=name):
-        theorem1(**arguments)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match=name):
-        padding_for(1.0, **arguments)  # type: ignore[arg-type]
+    refused(ArgumentError, name, theorem1, **arguments)
+    refused(ArgumentError, name, padding_for, 1.0, **arguments)
 
 
 def test_a_target_that_no_sketch_reaches_is_a_value() -> None:
@@ -187,12 +186,10 @@ def test_estimates_of_extreme_values() -> None:
     assert estimate_sigma(huge).item() == pytest.approx(1e300 * np.std([1, -1, 3]), rel=1e-12)
     for bad in (torch.tensor([1.0, math.nan]), torch.tensor([math.inf, 0.0])):
         for estimate in (estimate_alpha, estimate_sigma, estimates):
-            with pytest.raises(ArgumentError, match="finite"):
-                estimate(bad)
+            refused(ArgumentError, "finite", estimate, bad)
     for bad in (torch.tensor(1.0), torch.zeros(0), torch.zeros(2, 0), torch.arange(3)):
         for estimate in (estimate_alpha, estimate_sigma):
-            with pytest.raises(ArgumentError, match="vectors"):
-                estimate(bad)
+            refused(ArgumentError, "vectors", estimate, bad)
 
 
 def test_many_workers_at_once() -> None:
@@ -289,5 +286,12 @@ def test_estimates_are_unbiased_with_the_stated_variance(
 
 
 def test_another_way_to_combine_rows_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="combine"):
-        query_variance(CountSketch(10, 1, 2), combine="max")  # type: ignore[arg-type]
+    refused(ArgumentError, "combine", query_variance, CountSketch(10, 1, 2), combine="max")
+
+
+def test_batches_have_no_claim_where_a_vector_is_no_longer_than_a_row() -> None:
+    ones = torch.ones(2)
+    for dim in (19, 20, 21):
+        claimed = claimed_per_round(dim, 3, 20, alpha=1e-3 * ones, sigma=ones)
+        assert torch.equal(claimed.isinf(), torch.full((2,), dim <= 20))
+        assert bool((claimed > 0).all())

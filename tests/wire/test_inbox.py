@@ -20,6 +20,7 @@ from torch import Tensor
 from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.wire import SERVER, DuplicateError, Inbox, Message, MessageFormat, WireError
 from diffsketch.wire.inbox import FloatSum, WholeSum
+from tests.helpers.refusals import refused
 
 ABOUT: dict[str, Any] = {"round_index": 3, "fingerprint": bytes(range(8))}
 TABLE = MessageFormat("sketch", 7850, (2, 3), "float32", 32, code=1)
@@ -101,8 +102,7 @@ def test_a_sum_beyond_float32_is_refused() -> None:
     running = FloatSum((2,))
     for _ in range(2):
         running.add(torch.tensor([0.0, LARGEST]))
-    with pytest.raises(WireError, match="beyond float32"):
-        running.value()
+    refused(WireError, "beyond float32", running.value)
     running.add(torch.tensor([0.0, -LARGEST]))
     assert running.value().tolist() == [0.0, LARGEST]
 
@@ -135,8 +135,7 @@ def test_whole_numbers_that_do_not_fit_are_refused_in_any_order(bits: int) -> No
             if values in fitting[cells]:
                 assert running.value().tolist() == [sum(values)]
                 continue
-            with pytest.raises(WireError, match=f"does not fit in the {bits} bits"):
-                running.value()
+            refused(WireError, f"does not fit in the {bits} bits", running.value)
 
 
 # Inboxes
@@ -181,8 +180,7 @@ def test_sums_whole_numbers_as_the_total_says() -> None:
     assert total.cells.tolist() == [150] * 4
     for sender in range(10, 18):
         wide.add(levels_of(sender).to_bytes())
-    with pytest.raises(WireError, match="does not fit in the 8 bits"):
-        wide.total()
+    refused(WireError, "does not fit in the 8 bits", wide.total)
 
 
 def test_what_is_refused_changes_nothing() -> None:
@@ -191,7 +189,7 @@ def test_what_is_refused_changes_nothing() -> None:
     inbox.add(table_of(2).to_bytes())
     before = inbox.total().to_bytes()
     good, other_cells = table_of(3).to_bytes(), replace(table_of(1), cells=torch.ones(2, 3))
-    refused = {
+    damaged = {
         "sender 1 has already sent its message of round 3": other_cells.to_bytes(),
         "sender 2 has already sent": table_of(2).to_bytes(),
         "sender 5 is not among those of round 3": table_of(5).to_bytes(),
@@ -204,14 +202,13 @@ def test_what_is_refused_changes_nothing() -> None:
         "sum of 2 messages, and 1 is expected": replace(table_of(3), count=2).to_bytes(),
         "method code 6": levels_of(3).to_bytes(),
     }
-    for reason, data in refused.items():
+    for reason, data in damaged.items():
         with pytest.raises(WireError, match=reason) as caught:
             inbox.add(data)
         assert isinstance(caught.value, DuplicateError) == ("already" in reason)
         assert (inbox.count, inbox.heard, inbox.missing) == (2, (1, 2), (0, 3, 4))
         assert inbox.total().to_bytes() == before
-    with pytest.raises(ArgumentError, match="data must be bytes"):
-        inbox.add(None)  # type: ignore[arg-type]
+    refused(ArgumentError, "data must be bytes", inbox.add, None)
     assert inbox.add(good).sender == 3
     assert inbox.missing == (0, 4)
 
@@ -219,8 +216,7 @@ def test_what_is_refused_changes_nothing() -> None:
 def test_nothing_has_no_total() -> None:
     inbox = Inbox(TABLE, **ABOUT)
     assert (inbox.count, inbox.heard, inbox.missing) == (0, (), ())
-    with pytest.raises(WireError, match="no message of round 3 has arrived"):
-        inbox.total()
+    refused(WireError, "no message of round 3 has arrived", inbox.total)
 
 
 def test_a_total_may_be_read_before_the_last_message() -> None:
@@ -232,11 +228,17 @@ def test_a_total_may_be_read_before_the_last_message() -> None:
     assert inbox.total().cells.tolist() == [3] * 4
 
 
+def test_sums_have_no_more_terms_than_they_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert FloatSum.most_terms * 2**39 <= 2**63  # the largest digit of a term
+    monkeypatch.setattr(FloatSum, "most_terms", 2)
+    inbox = collected(TABLE, table_of(0), table_of(1))
+    refused(WireError, "the sum of 2 messages takes no more", inbox.add, table_of(2).to_bytes())
+
+
 def test_counts_stay_within_the_header() -> None:
     inbox = Inbox(LEVELS, **ABOUT, sums=True)
     inbox.add(levels_of(0, count=2**32 - 2).to_bytes())
-    with pytest.raises(WireError, match="takes no more"):
-        inbox.add(levels_of(1, count=2).to_bytes())
+    refused(WireError, "takes no more", inbox.add, levels_of(1, count=2).to_bytes())
     inbox.add(levels_of(1).to_bytes())
     assert inbox.total().count == 2**32 - 1
 
@@ -445,8 +447,7 @@ def test_a_worker_at_two_leaves_is_seen_only_with_disjoint_senders() -> None:
     assert above.count == 5
     assert above.total().to_bytes() != flat
     second = Inbox(TABLE, **ABOUT, senders=(3,))
-    with pytest.raises(WireError, match="sender 2 is not among"):
-        second.add(workers[2].to_bytes())
+    refused(WireError, "sender 2 is not among", second.add, workers[2].to_bytes())
     second.add(workers[3].to_bytes())
     above = collected(TABLE, sums[0], second.total(sender=1), sums=True, senders=range(2))
     assert above.total().to_bytes() == flat
@@ -460,7 +461,6 @@ def test_above_other_inboxes_a_sum_that_does_not_fit_is_found_if_it_must_not_wra
     assert collected(HOLDING, *parts, sums=True).total().cells[0] == 200 - 128
     with pytest.raises(WireError, match="does not fit in the 7 bits"):
         collected(HOLDING, *parts, sums=True, wraps=False).total()
-    with pytest.raises(ArgumentError, match="wraps must be None for float32"):
-        Inbox(TABLE, **ABOUT, wraps=False)
+    refused(ArgumentError, "wraps must be None for float32", Inbox, TABLE, **ABOUT, wraps=False)
     with pytest.raises(ArgumentError, match="wraps must not be True for signed cells"):
         Inbox(FEW, **ABOUT, total_format=HOLDING, wraps=True)

@@ -1,4 +1,4 @@
-"""The protocol of a private, compressed mean of distributed vectors, and the registry of methods.
+"""A private, compressed mean of distributed vectors as an encoder and a noise; the registry.
 
     message = method.encode(vector, seed, noise)     at each worker
     total   = message + message + ...                a sum: all that an engine does
@@ -16,24 +16,30 @@ from __future__ import annotations
 
 import json
 import math
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
+from functools import cached_property
 from types import MappingProxyType
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
-from diffsketch.errors import ArgumentError, MismatchError, check_whole
-from diffsketch.privacy.claim import Claim
+from diffsketch.errors import ArgumentError, MismatchError, check, check_whole
+from diffsketch.privacy.claim import Claim, NoClaim, Relation, Scope, Trust, Unit
+from diffsketch.privacy.clipping import CoordinateQuantizer
+from diffsketch.privacy.mechanisms.integer import IntegerMechanism
 from diffsketch.privacy.simulated_noise import Noise
-from diffsketch.sketch.count_sketch import check_seed
-from diffsketch.sketch.hashing import HashSeed
+from diffsketch.sketch.count_sketch import Combine, CountSketch, check_seed
+from diffsketch.sketch.hashing import Geometry, HashSeed
 from diffsketch.wire.formats import Cells, MessageFormat, WireError
 
 FALSE_REFUSAL = 1e-9
 """Largest probability that an honest message is refused for its norm."""
+
+MANY = 4096
+"""Number of messages that an unencrypted sum is sized for if no cohort is given."""
 
 _NAMED = 5  # rows that an error lists
 _SLACK = 1e-6  # relative: what rounding to float32 may add to a norm
@@ -62,13 +68,137 @@ class Encoded:
 
     def __getitem__(self, worker: int) -> Encoded:
         """The message of one worker of a batch."""
-        known = self.claimed, self.noised, self.saturated
-        return Encoded(self.messages[worker], *(None if v is None else v[worker] for v in known))
+        private = self.claimed, self.noised, self.saturated
+        return Encoded(self.messages[worker], *(None if v is None else v[worker] for v in private))
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """A linear map from vectors to cells, and estimates back: here, the identity."""
+
+    dim: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the cells: `(dim,)`, or `(rows, cols)` of a table."""
+        return (self.dim,)
+
+    @property
+    def rows(self) -> int:
+        """Number of cells that each coordinate is in."""
+        return 1
+
+    @property
+    def collision_share(self) -> float:
+        """Share of the pairs of coordinates that may meet in a cell."""
+        return 0.0
+
+    def encode(self, vectors: Tensor, seed: HashSeed) -> Tensor:  # noqa: ARG002
+        """Encode vectors `(workers, dim)` as cells `(workers, *shape)`."""
+        return vectors
+
+    def decode(self, cells: Tensor, seed: HashSeed, out: Tensor | None) -> Tensor:  # noqa: ARG002
+        """Estimate the vector `(dim,)` with these cells: in `out`, unless there is no need."""
+        return cells
+
+
+@dataclass(frozen=True)
+class Tables(Encoder):
+    """Count Sketch tables.
+
+    Args:
+        dim: Length of the vectors.
+        sketch: Sketch of the vectors, or of longer ones that begin with them.
+        combine: How the rows' estimates become one.
+    """
+
+    sketch: CountSketch
+    combine: Combine
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of a table."""
+        return self.sketch.rows, self.sketch.cols
+
+    @property
+    def rows(self) -> int:
+        """Rows of the table."""
+        return self.sketch.rows
+
+    @property
+    def collision_share(self) -> float:
+        """`1 - 1 / runs`: coordinates of one run never meet; every run is 1 long for `pairwise`.
+
+        Raises:
+            ArgumentError: Rows are combined by the median, of which no error is known.
+        """
+        mean = self.combine == "mean" or self.rows <= 2  # whose median is their mean
+        check(mean, "combine", "be mean for a forecast", self.combine)
+        pairwise = self.sketch.family == "pairwise"
+        return 1 - 1 / (self.dim if pairwise else Geometry.of(self.dim, self.sketch.cols).runs)
+
+    def encode(self, vectors: Tensor, seed: HashSeed) -> Tensor:
+        """Encode vectors as tables, if no sum of coordinates overflows."""
+        return check_sums(self.sketch.encode(vectors, seed))
+
+    def decode(self, cells: Tensor, seed: HashSeed, out: Tensor | None) -> Tensor:
+        """Query the first `dim` coordinates: not those that a longer sketch has beyond them."""
+        out = cells.new_empty(self.dim) if out is None else out
+        return self.sketch.query(cells, seed, combine=self.combine, offset=0, out=out)
+
+
+@dataclass(frozen=True)
+class NoNoise:
+    """Float32 cells as they are, and whatever is claimed for them."""
+
+    claim: Claim
+
+    whole: ClassVar[Literal[False]] = False
+    step: ClassVar[float] = 1.0
+
+    @property
+    def quantizer(self) -> NoNoise:
+        """Nothing is bounded or rounded."""
+        return self
+
+    def bounded(self, cells: Tensor) -> Tensor:
+        """Return the cells."""
+        return cells
+
+    def rounded(self, bounded: Tensor, noise: Noise) -> Tensor:  # noqa: ARG002
+        """Return the cells."""
+        return bounded
+
+    noised = rounded
+
+    def reduced(self, total: Tensor, bits: int) -> Tensor:  # noqa: ARG002
+        """Return the total."""
+        return total
+
+    centred = bounded
+
+    def mean(self, total: Tensor, count: int | float, *, unit: float, out: Tensor | None) -> Tensor:  # noqa: ARG002
+        """Divide a sum by the number of messages."""
+        if out is None:
+            return (total / count).float()
+        return torch.div(total.detach(), count, out=out)
+
+    def largest_norm(self, count: int, failure: float) -> float:  # noqa: ARG002
+        """Infinite: nothing is clipped."""
+        return math.inf
+
+
+NoiseLaw: TypeAlias = NoNoise | IntegerMechanism
 
 
 @dataclass(frozen=True)
 class Method(ABC):
-    """A way to compute a mean of vectors with `dim` coordinates.
+    """A way to compute a mean of vectors with `dim` coordinates: an encoder and a noise.
+
+    The encoder (`Encoder`, `Tables`) is a linear map from a vector to cells. The noise (`NoNoise`,
+    or a mechanism of `privacy.mechanisms.integer`) bounds and rounds the cells, adds noise, and
+    states the claim. A subclass chooses them; one that is no such product, or does more, overrides
+    `message_format`, `_claim_for`, `_encode` and `_decode`.
 
     Guarantees, for every method (`tests/methods/test_contract.py`): a batch is encoded as its
     vectors would be one by one; sums of messages, in any order, decode to an estimate of the mean
@@ -85,18 +215,53 @@ class Method(ABC):
     code: ClassVar[int | None] = None
     dim: int
 
+    # Attributes of an object, but no settings:
+    _extra_cells: ClassVar[int] = (
+        0  # of a message after those of the encoder, which is then sent flat
+    )
+    _unit: ClassVar[float | None] = None  # length that the noise counts as 1, where that moves
+
     def __post_init__(self) -> None:
         check_whole("dim", self.dim, least=1)
 
-    @property
-    @abstractmethod
-    def message_format(self) -> MessageFormat:
-        """Format of one worker's message."""
+    @cached_property
+    def encoder(self) -> Encoder:
+        """The linear map from vectors to cells; by default the vectors themselves are sent."""
+        return Encoder(self.dim)
+
+    @cached_property
+    def noise(self) -> NoiseLaw:
+        """The bound, rounding, noise and claim; by default there is none of them."""
+        scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
+        table = len(self.encoder.shape) == 2
+        return NoNoise(
+            NoClaim(scope, "bare tables are sent" if table else "vectors are sent as they are")
+        )
+
+    @classmethod
+    def _sized(cls, dim: int, cells: int) -> dict[str, Any] | None:
+        """Choose the sizes of an encoder of `cells` cells, for the planner; None if none fits."""
+        return {} if cells >= dim else None
 
     @property
+    def _max_summands(self) -> int:
+        """Number of messages that an unencrypted sum is sized for."""
+        return MANY
+
+    @cached_property
+    def message_format(self) -> MessageFormat:
+        """Format of one worker's message: float32, or the whole numbers of the noise."""
+        shape, law = self.encoder.shape, self.noise
+        if self._extra_cells:
+            shape = (math.prod(shape) + self._extra_cells,)
+        if not law.whole:
+            return self._format(shape)
+        return self._format(shape, "unsigned" if law.shared else "signed", law.message_bits)
+
+    @cached_property
     def total_format(self) -> MessageFormat:
         """Format of the published sum: of a message, with more bits where sums need them."""
-        return self.message_format
+        return replace(self.message_format, bits=self.sum_bits(self._max_summands))
 
     @property
     def round_clip(self) -> float | None:
@@ -124,9 +289,9 @@ class Method(ABC):
         """The most messages that a sum can have; None where it does not matter."""
         return None
 
-    def sum_bits(self, count: int) -> int:  # noqa: ARG002
-        """Bits of a cell of a sum of so many messages, and of the noise that is added to it."""
-        return self.total_format.bits
+    def sum_bits(self, count: int) -> int:
+        """Bits of a cell of a sum of `count` messages, and of the noise that is added to it."""
+        return self.noise.sum_bits(count) if self.noise.whole else self.message_format.bits
 
     @property
     def exact(self) -> bool:
@@ -144,7 +309,7 @@ class Method(ABC):
         return 4 * self.dim / self.wire_bytes
 
     def claim_for(self, present: int, seed: HashSeed) -> Claim:
-        """State what one round guarantees if so many workers contributed.
+        """State what one round guarantees if `present` workers contributed.
 
         Known before the round: it depends on the hashes for some methods, on the number of workers
         for methods under a secure sum, and never on the vectors.
@@ -172,8 +337,9 @@ class Method(ABC):
         values = self.checked(vectors)
         batch = values if values.dim() == 2 else values[None]
         encoded = self._encode(batch, seed, noise)
-        if encoded.messages is not batch and encoded.messages.is_floating_point():
-            check_sums(encoded.messages)
+        messages = encoded.messages
+        if messages.is_floating_point() and messages.data_ptr() != batch.data_ptr():
+            check_sums(messages)
         return encoded if values.dim() == 2 else encoded[0]
 
     def checked(self, vectors: Tensor) -> Tensor:
@@ -196,7 +362,7 @@ class Method(ABC):
         return values
 
     def after_clipping(self, vectors: Tensor) -> Tensor:
-        """Return vectors `(workers, dim)` as clipping leaves them: for methods without it, as are.
+        """Return the clipped vectors `(workers, dim)`; methods without a clip change nothing.
 
         Without roundings, and where tables are clipped, as if none were longer or shorter than
         they are on average over the hashes. It is as private as the vectors.
@@ -214,17 +380,26 @@ class Method(ABC):
         drawn = self.central_noise(noise, sums=None if single else len(total))
         return self.reduced(total if drawn is None else total + drawn.to(total.device))
 
-    def central_noise(self, noise: Noise, *, sums: int | None = None) -> Tensor | None:  # noqa: ARG002
+    def central_noise(self, noise: Noise, *, sums: int | None = None) -> Tensor | None:
         """Draw noise of the total's shape that a trusted server adds; None if workers add it.
 
         Whoever sums may add it to any one of the messages instead: sums are sums. With `sums`, it
-        is for so many: `(sums, ...)`.
+        is for that many: `(sums, ...)`.
         """
-        return None
+        if not self.noise.whole or self.noise.trust is not Trust.CENTRAL:
+            return None
+        drawn = self.noise.draw((sums or 1, *self.message_format.shape), noise)
+        return drawn[0] if sums is None else drawn
 
     def reduced(self, total: Tensor) -> Tensor:
-        """Bring the total within its format: modulo `2**bits`, for example. As it is, for most."""
-        return total
+        """Bring the total within its format: modulo `2**bits` under a secure sum, for example."""
+        return self.noise.reduced(total, self.total_format.bits)
+
+    def mean_table(self, total: Tensor, count: int | float, *, out: Tensor | None = None) -> Tensor:
+        """Compute the mean of the encoded vectors (tables, or the vectors) from a sum: float32."""
+        if self._extra_cells:
+            total = total[: -self._extra_cells].reshape(self.encoder.shape)
+        return self.noise.mean(total, count, unit=self._unit or 1.0, out=out)
 
     def decode(
         self, total: Tensor, seed: HashSeed, *, count: int, out: Tensor | None = None
@@ -234,7 +409,7 @@ class Method(ABC):
         Args:
             total: The published sum.
             seed: The round's hashes.
-            count: How many messages are in it.
+            count: Number of messages in it.
             out: Where to write the estimate, to the same bits: `(dim,)`, float32, contiguous, on
                 the device of the sum. Memory that is used again saves much of the time.
 
@@ -251,19 +426,19 @@ class Method(ABC):
         mean = self._decode(total, seed, count, out=out)
         return mean if out is None or mean is out else out.copy_(mean.detach())
 
-    def honest_norm(self, count: int = 1, *, failure: float = FALSE_REFUSAL) -> float:  # noqa: ARG002
-        """The largest norm of the sum of so many honest messages; infinite if there is no bound.
+    def honest_norm(self, count: int = 1, *, failure: float = FALSE_REFUSAL) -> float:
+        """Bound the norm of the sum of `count` honest messages; infinite if there is no bound.
 
         Euclidean, as `norm_of` measures it. What is clipped is no longer than `clip`, for certain;
         noise that is in the messages has a tail, so that more is seen with a probability of at most
         `failure`.
         """
         check_whole("count", count, least=1)
-        return math.inf
+        return self.noise.largest_norm(count, failure)
 
     def norm_of(self, total: Tensor, count: int = 1) -> float:  # noqa: ARG002
         """Euclidean norm of a message, or of the sum of `count`, in units of the data."""
-        return float(torch.linalg.vector_norm(total.double()))
+        return float(torch.linalg.vector_norm(self.noise.centred(total).double())) * self.noise.step
 
     def check_honest(self, total: Tensor, count: int = 1, *, limit: float = math.inf) -> None:
         """Refuse a message, or a sum of `count`, that is longer than honest workers make it.
@@ -273,18 +448,18 @@ class Method(ABC):
 
         Args:
             total: The cells of a message, or of the sum.
-            count: How many messages are in it.
+            count: Number of messages in it.
             limit: A norm that no honest message exceeds, where that is known from elsewhere: for
                 bare messages, which have no bound of their own.
 
         Raises:
             WireError: It is longer.
         """
-        most, found = min(self.honest_norm(count), count * limit), self.norm_of(total, count)
-        if not found <= most * (1 + _SLACK):
+        most, norm = min(self.honest_norm(count), count * limit), self.norm_of(total, count)
+        if not norm <= most * (1 + _SLACK):
             what = "message has" if count == 1 else f"the sum of {count} messages has"
             raise WireError(
-                f"{what} a norm of {found:.4g}, and that of honest clients is at most {most:.4g}"
+                f"{what} a norm of {norm:.4g}, and that of honest clients is at most {most:.4g}"
             )
 
     def _format(
@@ -292,23 +467,35 @@ class Method(ABC):
     ) -> MessageFormat:
         return MessageFormat(self.name, self.dim, shape, cells, bits, self.code)
 
-    @abstractmethod
-    def _claim_for(self, present: int, seed: HashSeed) -> Claim:
+    def _claim_for(self, present: int, seed: HashSeed) -> Claim:  # noqa: ARG002
         """State the claim; the arguments are checked."""
+        law = self.noise
+        if law.whole and law.shared and present != law.cohort:
+            return law.claim_for(present)
+        return law.claim
 
-    @abstractmethod
     def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
         """Encode finite vectors `(workers, dim)` in float32."""
+        law, grid = self.noise, self.noise.quantizer
+        # Bounds hold for what is sent, so they come after the encoder; but those of single
+        # coordinates come before it. Noise is last: it must not be rounded.
+        vectors = grid.prepared(batch, noise) if isinstance(grid, CoordinateQuantizer) else batch
+        cells = self.encoder.encode(vectors, seed).flatten(1)
+        bounded = grid.bounded(cells if self._unit is None else cells.double() / self._unit)
+        messages = law.noised(grid.rounded(bounded, noise), noise)
+        return Encoded(messages.reshape(len(batch), *self.message_format.shape))
 
-    @abstractmethod
     def _decode(self, total: Tensor, seed: HashSeed, count: int, *, out: Tensor | None) -> Tensor:
         """Decode a checked total: into `out`, where that saves a copy, or anywhere else."""
+        vectors = type(self.encoder) is Encoder  # their mean is the estimate
+        mean = self.mean_table(total, count, out=out if vectors else None)
+        return self.encoder.decode(mean, seed, out)
 
     def _check_total(self, total: Tensor) -> None:
         layout = self.total_format
         if not isinstance(total, Tensor) or tuple(total.shape) != layout.shape:
-            found = tuple(total.shape) if isinstance(total, Tensor) else type(total).__name__
-            raise MismatchError(f"total must have the shape {layout.shape}, got {found}")
+            shape = tuple(total.shape) if isinstance(total, Tensor) else type(total).__name__
+            raise MismatchError(f"total must have the shape {layout.shape}, got {shape}")
         if layout.cells == "float32":
             if not total.is_floating_point():
                 raise ArgumentError(f"total must be floating point, got {total.dtype}")
@@ -346,9 +533,9 @@ def register(kind: _Kind) -> _Kind:
                 f"own, and {other.name!r} has code={other.code}"
             )
     kinds: list[type[Method]] = [*_KINDS.values(), kind]
-    kinds.sort(key=lambda one: 128 if one.code is None else one.code)
+    kinds.sort(key=lambda method: 128 if method.code is None else method.code)
     _KINDS.clear()
-    _KINDS.update({one.name: one for one in kinds})
+    _KINDS.update({method.name: method for method in kinds})
     return kind
 
 
@@ -374,16 +561,16 @@ def parse_settings(text: str) -> dict[str, object]:
     >>> parse_settings("rows=1 clip=1.5 trust=central")
     {'rows': 1, 'clip': 1.5, 'trust': 'central'}
     """
-    found: dict[str, object] = {}
+    settings: dict[str, object] = {}
     for part in text.split():
         name, sign, value = part.partition("=")
         if not (name and sign and value):
             raise ArgumentError(f"settings must be name=value, with spaces between: {part!r}")
         try:
-            found[name] = json.loads(value)
+            settings[name] = json.loads(value)
         except ValueError:
-            found[name] = value
-    return found
+            settings[name] = value
+    return settings
 
 
 def build_method(name: str, *, dim: int, cohort: int, settings: Mapping[str, object]) -> Method:
@@ -405,12 +592,12 @@ def build_method(name: str, *, dim: int, cohort: int, settings: Mapping[str, obj
         ...
     diffsketch.errors.ArgumentError: method sketch needs cols
     """
-    known = settings_of(name)
-    unknown = [key for key in settings if key not in known]
+    needed = settings_of(name)
+    unknown = [key for key in settings if key not in needed]
     if unknown:
-        own = ", ".join(known) or "none"
-        raise ArgumentError(f"method {name} has no setting {', '.join(unknown)}; it has: {own}")
-    missing = [key for key, needed in known.items() if needed and key not in settings]
+        names = ", ".join(needed) or "none"
+        raise ArgumentError(f"method {name} has no setting {', '.join(unknown)}; it has: {names}")
+    missing = [key for key, must in needed.items() if must and key not in settings]
     if missing:
         raise ArgumentError(f"method {name} needs {', '.join(missing)}")
     arguments: dict[str, Any] = {"dim": dim, **settings}
@@ -427,7 +614,7 @@ def _check_round(seed: HashSeed, name: str = "count", count: int = 1) -> None:
 
 
 def check_out(out: Tensor, dim: int, *, device: torch.device) -> None:
-    """Raise unless a mean with so many coordinates can be written there."""
+    """Raise unless a mean with `dim` coordinates can be written into `out`."""
     if not isinstance(out, Tensor) or out.dtype != torch.float32:
         raise ArgumentError(f"out must be a float32 tensor, got {_kind(out)}")
     if tuple(out.shape) != (dim,):
@@ -438,12 +625,6 @@ def check_out(out: Tensor, dim: int, *, device: torch.device) -> None:
         raise ArgumentError("out must need no gradient, got one that requires it")
     if out.device != device:
         raise MismatchError(f"out must be on {device}, got one on {out.device}")
-
-
-def fitted(values: Tensor, layout: MessageFormat) -> Tensor:
-    """Cut whole numbers off at the limits of a format."""
-    low, end = layout.limits
-    return values.clamp(low, end - 1)
 
 
 def is_finite(values: Tensor) -> bool:

@@ -8,36 +8,34 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
-import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check, check_between, check_positive, check_whole
-from diffsketch.methods.base import FALSE_REFUSAL, check_sums, register
+from diffsketch.methods.base import FALSE_REFUSAL, MANY, Method, register
 from diffsketch.methods.forecast import (
     Plannable,
     RelativeError,
     Vectors,
+    clipped_norm,
     noise_error,
     rounding_variance,
-    sketch_recovery,
 )
-from diffsketch.methods.plain import MANY, LinearMethod, TableMethod
-from diffsketch.privacy.claim import Relation, Scope, Trust, Unit, rounded_up
-from diffsketch.privacy.clipping import (
-    MAX_BITS,
-    Encode,
-    FlaggedBound,
-    NormBound,
-    Quantizer,
-    clip_norm,
+from diffsketch.methods.plain import TableMethod
+from diffsketch.privacy.claim import (
+    Relation,
+    RelationName,
+    Scope,
+    Trust,
+    TrustName,
+    Unit,
+    rounded_up,
 )
+from diffsketch.privacy.clipping import MAX_BITS, FlaggedBound, NormBound, Quantizer, clip_norm
 from diffsketch.privacy.mechanisms.integer import (
     DiscreteGaussianMechanism,
     IntegerMechanism,
     SkellamMechanism,
 )
-from diffsketch.privacy.simulated_noise import Noise
-from diffsketch.sketch.hashing import HashSeed
 from diffsketch.wire.formats import WireError
 
 _RATE = 0.2  # of the paper
@@ -88,7 +86,7 @@ def next_clip(clip: float, within: float, quantile: float, *, error: float) -> f
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClientNoise(LinearMethod, Plannable):
+class ClientNoise(Method):
     """Clip to a norm, round onto a grid, add whole-number noise: a claim about whole clients.
 
     What is *sent* is clipped, to a Euclidean norm of `clip`: the vector, or its table, since a
@@ -130,7 +128,7 @@ class ClientNoise(LinearMethod, Plannable):
         bits: Of a cell of a message.
         granularity: Width of a step. It follows the clip, with `clip_quantile`.
         relation: Which data sets are neighbours.
-        trust: Who adds the noise.
+        trust: Who must be trusted, and so who adds the noise.
         clip_quantile: Share of clients that should not need clipping; None for a fixed clip.
     """
 
@@ -139,8 +137,8 @@ class ClientNoise(LinearMethod, Plannable):
     cohort: int | None = None
     bits: int | None = None
     granularity: float | None = None
-    relation: Relation = Relation.REPLACE
-    trust: Trust = Trust.LOCAL
+    relation: RelationName = Relation.REPLACE
+    trust: TrustName = Trust.LOCAL
     clip_quantile: float | None = None
 
     law: ClassVar[type[DiscreteGaussianMechanism | SkellamMechanism]]
@@ -162,47 +160,45 @@ class ClientNoise(LinearMethod, Plannable):
         if self.granularity is not None:
             check_positive("granularity", self.granularity)
         if self.clip_quantile is not None:
-            good = isinstance(self.clip_quantile, float) and 0 < self.clip_quantile < 1
-            check(good, "clip_quantile", "be > 0 and < 1", self.clip_quantile)
+            share = isinstance(self.clip_quantile, float) and 0 < self.clip_quantile < 1
+            check(share, "clip_quantile", "be > 0 and < 1", self.clip_quantile)
+            object.__setattr__(self, "_extra_cells", 1)  # for the flag
+            object.__setattr__(self, "_unit", self.clip)
         object.__setattr__(self, "relation", self.mechanism.relation)
         object.__setattr__(self, "trust", self.mechanism.trust)
 
     @property
-    def _sent_shape(self) -> tuple[int, ...]:
-        # Flat, with a cell for the flag, where the clip moves.
-        return self._shape if self.clip_quantile is None else (math.prod(self._shape) + 1,)
-
-    @property
-    def _together(self) -> int:
+    def _max_summands(self) -> int:
         if self.trust == Trust.DISTRIBUTED and self.cohort is not None:  # may be text at first
             return self.cohort
         return max(self.cohort or 1, MANY)
 
-    @property
-    def _integer(self) -> IntegerMechanism:
+    @cached_property
+    def noise(self) -> IntegerMechanism:
+        """The mechanism that clips, rounds, adds noise and makes the claim."""
         return self.mechanism
 
     @cached_property
     def mechanism(self) -> IntegerMechanism:
         """The mechanism that clips, rounds, adds noise and makes the claim."""
-        length = self.clip
+        scope = Scope(Unit.CLIENT, self.relation, self.trust)  # checks, and converts names
+        length, cells = self.clip, math.prod(self.encoder.shape) + self._extra_cells
         bound: NormBound | FlaggedBound = NormBound(length)
         if self.clip_quantile is not None:  # in units of the clip: the same for every round
-            share = flag_share(self.noise_multiplier, cohort=self.cohort, trust=self.trust)
-            length, bound = 1.0, FlaggedBound(share, self.relation)
-        given, cells = self.granularity, math.prod(self._sent_shape)
-        scope = Scope(Unit.CLIENT, self.relation, self.trust)  # checks, and converts names
-        together = 1 if scope.trust is Trust.LOCAL else self._together
-        change = 2 if scope.relation is Relation.REPLACE else 1
-        beside = _ROUNDING * math.sqrt(together) / (change * self.noise_multiplier)
+            share = flag_share(self.noise_multiplier, cohort=self.cohort, trust=scope.trust)
+            length, bound = 1.0, FlaggedBound(share, scope.relation)
+        # Messages whose roundings add up beside one draw of the noise.
+        together = 1 if scope.trust is Trust.LOCAL else self._max_summands
+        beside = _ROUNDING * math.sqrt(together) / (scope.relation.values * self.noise_multiplier)
         steps = self.fineness * max(_STEPS, _ROUNDING * math.sqrt(cells), beside)
-        step = length / steps if given is None else given * length / self.clip
-        shared = self.cohort if scope.trust is Trust.DISTRIBUTED and self.cohort else 1
+        chosen = self.granularity
+        step = length / steps if chosen is None else chosen * length / self.clip
         start = self.law(
             Quantizer(bound, step, cells), self.noise_multiplier,
-            relation=self.relation, trust=self.trust, cohort=shared, bits=self.bits or MAX_BITS,
+            relation=scope.relation, trust=scope.trust, bits=self.bits or MAX_BITS,
+            cohort=self.cohort if scope.trust is Trust.DISTRIBUTED and self.cohort else 1,
         )  # fmt: skip
-        if given is None and self.bits is not None:
+        if chosen is None and self.bits is not None:
             return start.with_granularity_for(_WRAPS)
         fits = start.with_bits_for(_WRAPS)
         if self.bits is None:
@@ -219,13 +215,6 @@ class ClientNoise(LinearMethod, Plannable):
         """The cohort, where it shares the noise."""
         return self.cohort if self.trust is Trust.DISTRIBUTED else None
 
-    def central_noise(self, noise: Noise, *, sums: int | None = None) -> Tensor | None:
-        """Draw the noise that hides a client in the sum, for central trust."""
-        if self.trust is not Trust.CENTRAL:
-            return None
-        drawn = self.mechanism.draw((sums or 1, *self._sent_shape), noise)
-        return drawn[0] if sums is None else drawn
-
     @property
     def round_clip(self) -> float | None:
         """The round's clip, with a `clip_quantile`; else None."""
@@ -238,6 +227,7 @@ class ClientNoise(LinearMethod, Plannable):
         check(_CLIPS[0] <= clip <= _CLIPS[1], "clip", "be in [1e-30, 1e+30]", clip)
         other = copy(self)  # with all that was computed, which does not depend on the clip
         object.__setattr__(other, "clip", clip)
+        object.__setattr__(other, "_unit", clip)
         return other
 
     def after(self, total: Tensor, *, count: int | float) -> Self:
@@ -246,69 +236,50 @@ class ClientNoise(LinearMethod, Plannable):
         if self.clip_quantile is None or not isinstance(bound, FlaggedBound):
             return self
         self._check_total(total)
-        step, spread = self.mechanism.quantizer.granularity, self.mechanism.std
+        step, spread = self.mechanism.step, self.mechanism.std
         if self.trust is Trust.LOCAL:
             spread *= math.sqrt(count)
         apart = bound.share - bound.low
-        within = (bound.share - int(self._centred(total[-1:])) * step / count) / apart
+        within = (bound.share - int(self.mechanism.centred(total[-1:])) * step / count) / apart
         error = math.hypot(spread, math.sqrt(count) * step / 2) / (apart * count)
         return self.at_clip(next_clip(self.clip, within, self.clip_quantile, error=error))
 
     def after_clipping(self, vectors: Tensor) -> Tensor:
         """Return the vectors clipped to a norm: tables are `sqrt(rows)` times as long, about."""
-        rows = math.prod(self._shape) // self._shape[-1]
-        return clip_norm(vectors, self.clip / math.sqrt(rows))
-
-    def _inputs(self, batch: Tensor, seed: HashSeed) -> tuple[Tensor, Encode | None]:
-        # In clips, where the clip moves.
-        encode, moves = self._encoder(seed), self.clip_quantile is not None
-        if encode is None:
-            return (batch.double() / self.clip if moves else batch), None
-
-        def tables(vectors: Tensor) -> Tensor:
-            found = check_sums(encode(vectors))
-            return found.double() / self.clip if moves else found
-
-        return batch, tables
+        return clip_norm(vectors, self.clip / math.sqrt(self.encoder.rows))
 
     def check_honest(self, total: Tensor, count: int = 1, *, limit: float = math.inf) -> None:
         """Refuse what honest workers do not send: also, where the clip moves, too large a flag."""
         super().check_honest(total, count, limit=limit)
         bound = self.mechanism.quantizer.bound
         if isinstance(bound, FlaggedBound):
-            found = self.norm_of(total[-1:])
+            flag = self.norm_of(total[-1:])
             most = self.mechanism.largest_cell(count, bound.share, FALSE_REFUSAL)
-            if found > most:
+            if flag > most:
                 raise WireError(
-                    f"the flag of {count} messages is {found:.4g}, and that of honest clients is "
+                    f"the flag of {count} messages is {flag:.4g}, and that of honest clients is "
                     f"at most {most:.4g}"
                 )
-
-    def _mean(self, total: Tensor, count: int | float, out: Tensor | None = None) -> Tensor:
-        if self.clip_quantile is None:
-            return super()._mean(total, count, out)
-        step = self.mechanism.quantizer.granularity * self.clip
-        return torch.mul(self._centred(total)[:-1].reshape(self._shape), step / count, out=out)
 
     @classmethod
     def planned(
         cls, vectors: Vectors, scope: Scope, *, cells: int, bits: int | None, margin: float
     ) -> dict[str, Any] | None:
         """Settings, all but the noise: Skellam noise only where it is shared by a secure sum."""
-        shared, found = scope.trust is Trust.DISTRIBUTED, cls._sized(vectors, cells)
+        shared, sizes = scope.trust is Trust.DISTRIBUTED, cls._sized(vectors.dim, cells)
         few = not shared or vectors.count <= _MOST_SHARES
-        good = shared if cls.law is SkellamMechanism else few
-        if scope.unit is not Unit.CLIENT or not good or found is None:
+        suited = shared if cls.law is SkellamMechanism else few
+        if scope.unit is not Unit.CLIENT or not suited or sizes is None:
             return None
         clip = vectors.norm
-        if "cols" in found:
-            clip = float(rounded_up(clip * (1 + margin / math.sqrt(2 * found["cols"])), 4))
-        found |= {"clip": clip, "relation": scope.relation.value, "trust": scope.trust.value}
+        if "cols" in sizes:
+            clip = float(rounded_up(clip * (1 + margin / math.sqrt(2 * sizes["cols"])), 4))
+        settings = {"clip": clip, "relation": scope.relation.value, "trust": scope.trust.value}
         if bits is not None and scope.trust is Trust.CENTRAL:
-            found["granularity"] = float(rounded_up(clip * 0.5 ** (bits - 1), 4))
+            settings["granularity"] = float(rounded_up(clip * 0.5 ** (bits - 1), 4))
         elif bits is not None:
-            found["bits"] = bits
-        return found
+            settings["bits"] = bits
+        return sizes | settings
 
     @classmethod
     def noise_settings(cls, level: float) -> dict[str, Any]:
@@ -317,38 +288,26 @@ class ClientNoise(LinearMethod, Plannable):
 
     def forecast(self, vectors: Vectors) -> RelativeError:
         """Predict the error of one round."""
-        mechanism, count, cols = self.mechanism, vectors.count, self._shape[-1]
-        drawn = {Trust.LOCAL: count, Trust.CENTRAL: 1.0}.get(self.trust, count / mechanism.cohort)
-        unit = self.round_clip or 1.0
-        step, rows = mechanism.quantizer.granularity * unit, math.prod(self._shape) // cols
+        mechanism, count, rows = self.mechanism, vectors.count, self.encoder.rows
+        drawn = count / mechanism.cohort if self.trust != Trust.CENTRAL else 1.0
+        unit, ratio = self.round_clip or 1.0, self.clip / math.sqrt(rows) / vectors.norm
+        step, cols = mechanism.step * unit, self.encoder.shape[-1]
         cell = min(vectors.norm, self.clip / math.sqrt(rows)) / math.sqrt(cols)
         rounding = step**2 * rounding_variance(cell / step) / count
         return replace(
-            self._recovery(vectors),
+            clipped_norm(vectors, self.encoder, clip_ratio=ratio),
             noise=noise_error(vectors, drawn * (mechanism.std * unit) ** 2 / count**2, rows=rows),
             rounding=noise_error(vectors, rounding, rows=rows),
         )
 
-    def _recovery(self, vectors: Vectors) -> RelativeError:
-        """Error of a clipped vector without noise and rounding."""
-        kept = min(1.0, self.clip / vectors.norm)
-        return RelativeError((1 - kept) ** 2, kept=kept)
 
-
-@dataclass(frozen=True, kw_only=True)
-class _Table(ClientNoise, TableMethod):
-    margins: ClassVar = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)
-    """Standard deviations of a table's norm above its mean: nearly `1 / sqrt(2 cells)` of it."""
-
-    def _recovery(self, vectors: Vectors) -> RelativeError:
-        check(self.combine == "mean", "combine", "be mean for a forecast", self.combine)
-        ratio = self.clip / math.sqrt(self.rows) / vectors.norm
-        return sketch_recovery(vectors, self.rows, self.cols, clip_ratio=ratio)
+_MARGINS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)
+"""Standard deviations of a table's norm above its mean: nearly `1 / sqrt(2 cells)` of it."""
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class SketchGaussian(_Table):
+class SketchGaussian(ClientNoise, TableMethod, Plannable):
     """Clipped tables under discrete Gaussian noise: arguments of `TableMethod` and `ClientNoise`.
 
     >>> SketchGaussian(7850, 7, 22, clip=1.0, noise_multiplier=4.0).wire_bytes
@@ -357,13 +316,14 @@ class SketchGaussian(_Table):
 
     name: ClassVar[str] = "sketch-gaussian"
     code: ClassVar = 7
+    margins: ClassVar = _MARGINS
     law: ClassVar = DiscreteGaussianMechanism
     fineness: ClassVar[float] = 4.0
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class SketchSkellam(_Table):
+class SketchSkellam(ClientNoise, TableMethod, Plannable):
     """Clipped tables under Skellam noise, as a rule shared by a cohort under a secure sum.
 
     Arguments of `TableMethod` and `ClientNoise`.
@@ -373,17 +333,18 @@ class SketchSkellam(_Table):
     (20, 389)
     """
 
-    trust: Trust = Trust.DISTRIBUTED
+    trust: TrustName = Trust.DISTRIBUTED
 
     name: ClassVar[str] = "sketch-skellam"
     code: ClassVar = 8
+    margins: ClassVar = _MARGINS
     law: ClassVar = SkellamMechanism
     fineness: ClassVar[float] = 1.0
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class GaussianMean(ClientNoise):
+class GaussianMean(ClientNoise, Plannable):
     """A dense mean under discrete Gaussian noise, as DP-FedAvg: arguments of `ClientNoise`.
 
     >>> GaussianMean(dim=7850, clip=1.0, noise_multiplier=4.0).message_format.bits
@@ -398,10 +359,10 @@ class GaussianMean(ClientNoise):
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class SkellamMean(ClientNoise):
+class SkellamMean(ClientNoise, Plannable):
     """A dense mean under Skellam noise, as a rule of a secure sum: arguments of `ClientNoise`."""
 
-    trust: Trust = Trust.DISTRIBUTED
+    trust: TrustName = Trust.DISTRIBUTED
 
     name: ClassVar[str] = "skellam"
     code: ClassVar = 11

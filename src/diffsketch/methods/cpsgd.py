@@ -24,6 +24,7 @@ from diffsketch.privacy.claim import (
     Claim,
     PaperClaim,
     Relation,
+    RelationName,
     Scope,
     Trust,
     Unit,
@@ -58,7 +59,7 @@ class CpSgd(Plannable):
     (if not given) or 5, takes levels and trials from its table. They were run with 10 workers a
     round, break the theorem's condition by far, and are shown as claimed. Messages then have the
     paper's 4 or 5 bits, which hold one worker's number and leave no room for a secure sum: that is
-    the paper's accounting. (With so many workers that something is proven they have the sum's.)
+    the paper's accounting. (Where workers are enough for a proof, they have the bits of the sum.)
     The paper does not say which range it took for coordinates; `limit=1` needs no look at the data.
 
     Args:
@@ -88,7 +89,7 @@ class CpSgd(Plannable):
     delta: float = 1e-5
     claimed: float | None = None
     bits: int | None = None
-    relation: Relation = Relation.REPLACE
+    relation: RelationName = Relation.REPLACE
 
     name: ClassVar[str] = "cpsgd"
     code: ClassVar = 6
@@ -113,9 +114,9 @@ class CpSgd(Plannable):
         """The mechanism that clips and adds noise, with levels and trials as given or claimed."""
         levels, trials = self.levels, self.trials
         if self.claimed is not None:
-            given = (self.claimed, self.bits, levels, trials)
+            wanted = (self.claimed, self.bits, levels, trials)
             for row in PAPER_SETTINGS:
-                if all(own is None or own == its for own, its in zip(given, row, strict=True)):
+                if all(value in (None, its) for value, its in zip(wanted, row, strict=True)):
                     levels, trials = row.levels, row.trials
                     break
             else:
@@ -146,14 +147,13 @@ class CpSgd(Plannable):
     @cached_property
     def message_format(self) -> MessageFormat:
         """As the total, under a secure sum; the paper's, if its claim is all that there is."""
-        if not isinstance(self._claim, PaperClaim):
-            return self.total_format
-        return replace(self.total_format, bits=self.mechanism.bits)
+        sent = self.mechanism
+        bits = sent.bits if isinstance(self._claim, PaperClaim) else sent.sum_bits
+        return self._format((self.cells,), "unsigned", bits)
 
-    @cached_property
-    def total_format(self) -> MessageFormat:
-        """Numbers with room for the sum of the cohort, which does not wrap."""
-        return self._format((self.cells,), "unsigned", self.mechanism.sum_bits)
+    def sum_bits(self, count: int) -> int:  # noqa: ARG002
+        """Bits of a number of the sum of the cohort, which does not wrap."""
+        return self.mechanism.sum_bits
 
     @cached_property
     def _claim(self) -> Claim:
@@ -196,8 +196,10 @@ class CpSgd(Plannable):
         if scope != wanted or bits is not None or cells < vectors.dim:
             return None
         limit = min(vectors.norm, _DEVIATIONS * vectors.norm / math.sqrt(vectors.dim))
-        found = {"clip": vectors.norm, "limit": float(rounded_up(limit, 4))}
-        return {**found, "levels": int(margin), "relation": scope.relation.value}
+        return {
+            "clip": vectors.norm, "limit": float(rounded_up(limit, 4)), "levels": int(margin),
+            "relation": scope.relation.value,
+        }  # fmt: skip
 
     @classmethod
     def noise_settings(cls, level: float) -> dict[str, Any]:

@@ -7,7 +7,7 @@ that look like independent Gaussian numbers, and norms that are all the same.
 With the hashes of a round shared by all workers, the error of a sketch is that of the mean's own
 sketch: more workers do not make it smaller. The mean over the rows estimates each coordinate with
 a variance of `||mean||^2 h / (rows cols)`, where `h` is the share of pairs of coordinates that may
-collide (1 for ideal hashes; a little less where the `blocked` family keeps coordinates apart).
+collide (`1 - 1 / dim` for `pairwise`, less where the `blocked` family keeps coordinates apart).
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from diffsketch.errors import check, check_positive, check_whole
-from diffsketch.methods.base import Method
+from diffsketch.methods.base import Encoder, Method
 from diffsketch.privacy.claim import Scope
-from diffsketch.sketch.hashing import Geometry
 
 Numbers = npt.NDArray[np.float64]
 
@@ -116,16 +115,16 @@ class Plannable(Method):
         """Predict the error of one round."""
 
 
-def collision_error(dim: int, rows: int, cols: int) -> float:
-    """Relative error of the `blocked` sketch of a dense vector, queried with the mean of the rows.
+def collision_error(encoder: Encoder) -> float:
+    """Relative error of a dense vector's sketch, queried with the mean of the rows; 0 without one.
 
-    `dim h / (rows cols)` with `h = 1 - 1 / runs`: coordinates of one run never collide.
+    `dim h / (rows cols)`, where `h` is the share of pairs of coordinates that may collide.
     """
-    return dim * (1 - 1 / Geometry.of(dim, cols).runs) / (rows * cols)
+    return encoder.dim * encoder.collision_share / math.prod(encoder.shape)
 
 
-def sketch_recovery(vectors: Vectors, rows: int, cols: int, *, clip_ratio: float) -> RelativeError:
-    """Error of tables that are clipped to the norm `clip_ratio sqrt(rows) norm`.
+def clipped_norm(vectors: Vectors, encoder: Encoder, *, clip_ratio: float) -> RelativeError:
+    """Error of vectors, or tables, that are clipped to the norm `clip_ratio sqrt(rows) norm`.
 
     The squared norm of a dense vector's table over `rows norm^2`, call it `x`, has the mean 1 and
     the variance `2 h / (rows cols)`, like a chi-squared variable; and the estimate along the
@@ -134,9 +133,12 @@ def sketch_recovery(vectors: Vectors, rows: int, cols: int, *, clip_ratio: float
     put at right angles to the vector. That is for vectors that are all the same; if they differ,
     `k` is that of each, and nearly independent of the mean's own `x`.
     """
-    share = 1 - 1 / Geometry.of(vectors.dim, cols).runs
-    variance = 2 * share / (rows * cols)
-    across = max(0.0, vectors.dim * share / (rows * cols) - variance)
+    share, cells = encoder.collision_share, math.prod(encoder.shape)
+    if not share:
+        kept = min(1.0, clip_ratio)
+        return RelativeError((1 - kept) ** 2, kept=kept)
+    variance = 2 * share / cells
+    across = max(0.0, vectors.dim * share / cells - variance)
     # Wilson and Hilferty: the cube root of such a variable is nearly normal.
     x = np.maximum(1 - variance / 9 + math.sqrt(variance) / 3 * _NORMAL, 1e-3) ** 3
     k = np.minimum(1, clip_ratio / np.sqrt(x))
@@ -165,14 +167,16 @@ def clipped_coordinates(
 @cache
 def _clipped(ratio: float, spread: float, count: int) -> tuple[float, float]:
     """Squared norms of what clipping takes off the mean and of what it leaves, over the mean's."""
-    common, own = 1 / math.sqrt(1 + spread), math.sqrt(spread / (1 + spread))
-    x = common * _NORMAL[:, None] + (own * _NORMAL[None, :] if spread else 0)
+    common, apart = 1 / math.sqrt(1 + spread), math.sqrt(spread / (1 + spread))
+    x = common * _NORMAL[:, None] + (apart * _NORMAL[None, :] if spread else 0)
     weights = _WEIGHTS if spread else np.ones(1)
     clipped = np.clip(x, -ratio, ratio)
 
-    def of_mean(values: Numbers) -> float:  # mean square of the average over draws of `own`
-        one = _mean(values**2 @ weights)
-        return one / count + _mean((values @ weights) ** 2) * (1 - 1 / count)
+    def of_mean(
+        values: Numbers,
+    ) -> float:  # mean square of the average over draws of what sets them apart
+        single = _mean(values**2 @ weights)
+        return single / count + _mean((values @ weights) ** 2) * (1 - 1 / count)
 
     total = of_mean(x)
     return of_mean(clipped - x) / total, of_mean(clipped) / total

@@ -28,7 +28,7 @@ from diffsketch.methods.plain import RoundedTables, SaturatedCells
 from diffsketch.privacy.accounting.account import Account, Budget
 from diffsketch.privacy.claim import Claim, NoClaim, ProvenClaim, SimulatedClaim
 from diffsketch.privacy.secure_noise import SecureNoise
-from diffsketch.privacy.simulated_noise import SERVER, CohortNoise, Noise, NoiseKey
+from diffsketch.privacy.simulated_noise import SERVER_NOISE, CohortNoise, Noise, NoiseKey
 from diffsketch.sketch.hashing import HashSeed, SketchKey
 
 _WANTED = "vectors must be a tensor or array of numbers (holders, dim)"
@@ -305,7 +305,7 @@ def private_mean(
             f"rows {', '.join(map(str, rows[:5]))}"
         )
     _warn_if_clipped(batch, method)
-    server = release_noise(method, claim) if noise_of is None else noise_of([SERVER])
+    server = release_noise(method, claim) if noise_of is None else noise_of([SERVER_NOISE])
     total = method.publish(encoded.messages.sum(dim=0), server)
     mean = method.decode(total, seed, count=count)
     saturated = _saturated_share(encoded, method)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check, check_between, check_positive, check_whole
-from diffsketch.methods.base import Encoded, register
+from diffsketch.methods.base import Encoded, Method, NoiseLaw, NoNoise, register
 from diffsketch.methods.forecast import (
     Plannable,
     RelativeError,
@@ -21,10 +21,9 @@ from diffsketch.methods.forecast import (
     noise_error,
     rounding_variance,
 )
-from diffsketch.methods.plain import LinearMethod, RoundedTables, TableMethod
+from diffsketch.methods.plain import RoundedTables, TableMethod
 from diffsketch.privacy.claim import (
     Basis,
-    Claim,
     Epsilon,
     PaperClaim,
     Relation,
@@ -44,7 +43,7 @@ from diffsketch.privacy.theorems import (
     estimates,
     least_padding,
 )
-from diffsketch.sketch.count_sketch import Combine, CountSketch
+from diffsketch.sketch.count_sketch import Combine
 from diffsketch.sketch.hashing import HashSeed
 
 _SCOPE = Scope(Unit.COORDINATE, Relation.REPLACE, Trust.LOCAL)  # of the paper's epsilons
@@ -59,25 +58,9 @@ def _paper_claim(per_round: float, source: str) -> PaperClaim:
     return PaperClaim(_SCOPE, Epsilon(per_round, 0.0, 1, Basis.CLAIMED, _SCOPE), source)
 
 
-@dataclass(frozen=True, kw_only=True)
-class PaddedTables(TableMethod):
-    """Tables of vectors that `padding` random numbers are appended to."""
-
-    padding: int
-
-    def __post_init__(self) -> None:
-        check_whole("padding", self.padding, least=0)
-        super().__post_init__()
-
-    @cached_property
-    def sketch(self) -> CountSketch:
-        """Sketch of the extended vectors: with it the tables are made, and must be queried."""
-        return CountSketch(self.dim + self.padding, self.rows, self.cols, self.family)
-
-
 @register
 @dataclass(frozen=True, kw_only=True)
-class DiffSketch(PaddedTables, RoundedTables):
+class DiffSketch(RoundedTables, TableMethod):
     """Algorithm 2 of the paper, at the workers.
 
     * Compression: the table of the vector, with `padding` normal numbers appended, of the vector's
@@ -95,12 +78,13 @@ class DiffSketch(PaddedTables, RoundedTables):
 
     `Encoded` tells what Theorem 1 claims for each worker, and who added noise.
 
-    The arguments of `RoundedTables` (a claim about tables holds for what is made of them), and:
+    The arguments of `TableMethod` and `RoundedTables` (a claim about tables holds for what is made
+    of them), and:
 
     Args:
+        padding: Number of appended numbers. Without any, Theorem 1 claims something only for tables
+            that are very small for the length of the vector.
         per_round: The epsilon that is to be claimed for each message.
-        padding: How many numbers are appended. Without any, Theorem 1 claims something only for
-            tables that are very small for the length of the vector.
         appended: `fixed`: all of them, to every message; `least`: to each message as many as
             Theorem 1 needs to claim `per_round` for it, and none where `padding` is too few.
         percentile: Which alpha is.
@@ -109,8 +93,8 @@ class DiffSketch(PaddedTables, RoundedTables):
         combine: By default the median, as in Algorithm 1.
     """
 
-    per_round: float
     padding: int = 0
+    per_round: float
     appended: Literal["fixed", "least"] = "fixed"
     percentile: Percentile = "sizes"
     shortfall: Literal["whole", "graded"] = "whole"
@@ -120,6 +104,7 @@ class DiffSketch(PaddedTables, RoundedTables):
     code: ClassVar = 2
 
     def __post_init__(self) -> None:
+        check_whole("padding", self.padding, least=0)
         super().__post_init__()
         check_positive("per_round", self.per_round)
         check(self.appended in ("fixed", "least"), "appended", "be fixed or least", self.appended)
@@ -129,41 +114,42 @@ class DiffSketch(PaddedTables, RoundedTables):
         if self.appended == "least":
             check(self.padding > 0, "padding", "be >= 1 for the least of it", self.padding)
 
-    @cached_property
-    def _claim(self) -> PaperClaim:
-        source = "Theorem 1 of the paper, with Laplace noise where it claims less,"
-        return _paper_claim(self.per_round, source)
+    @property
+    def _sketched(self) -> int:
+        return self.dim + self.padding
 
-    def _claim_for(self, present: int, seed: HashSeed) -> PaperClaim:  # noqa: ARG002
-        return self._claim
+    @cached_property
+    def noise(self) -> NoNoise:
+        """The claim of Theorem 1; whoever it claims nothing for adds noise (`_encode`)."""
+        source = "Theorem 1 of the paper, with Laplace noise where it claims less,"
+        return NoNoise(_paper_claim(self.per_round, source))
 
     def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
         sketch, per_round = self.sketch, self.per_round
         alpha, sigma = estimates(batch, validate=False, signed=self.percentile == "signed")
-        known: dict[str, Any] = {"alpha": alpha, "sigma": sigma}
+        measured: dict[str, Any] = {"alpha": alpha, "sigma": sigma}
         drawn: dict[str, Any] = {"seed": seed, "std": sigma, "noise": noise}
         if self.appended == "least":
             lengths, claimed = least_padding(
-                per_round, self.dim, self.rows, self.cols, most=self.padding, **known
+                per_round, self.dim, self.rows, self.cols, most=self.padding, **measured
             )
             tables = own_padded_tables(batch, sketch, lengths, **drawn)
         else:
-            claimed = claimed_per_round(sketch.dim, self.rows, self.cols, **known)
+            claimed = claimed_per_round(sketch.dim, self.rows, self.cols, **measured)
             padded = bool(self.padding)
             tables = padded_tables(batch, sketch, **drawn) if padded else sketch.encode(batch, seed)
         weak = ~(claimed <= per_round)
         if bool(weak.any()):
-            some = noise if bool(weak.all()) else noise.part(weak)
+            their_noise = noise if bool(weak.all()) else noise.part(weak)
             missing = 1 - per_round / claimed[weak] if self.shortfall == "graded" else 1.0
             tables[weak] = add_laplace(
-                tables[weak], batch[weak], some,
+                tables[weak], batch[weak], their_noise,
                 alpha=alpha[weak], rows=self.rows, per_round=per_round, share=missing,
             )  # fmt: skip
-        encoded = Encoded(tables, claimed, weak)
-        return encoded if self.grid is None else self._rounded(encoded, noise)
+        return self._rounded(Encoded(tables, claimed, weak), noise)
 
 
-class LaplaceBaseline(LinearMethod, Plannable):
+class LaplaceBaseline(Method):
     """Laplace noise on every cell, always: Algorithm 2 without its Theorem 1.
 
     The paper "assume[s] that the input gradients are bounded by a constant alpha with a 90%
@@ -188,7 +174,7 @@ class LaplaceBaseline(LinearMethod, Plannable):
     per_round: float
     clip: float | None
     percentile: Percentile
-    margins: ClassVar = (3.0, 1.645, 1.8, 2.0, 2.25, 2.5, 2.75, 3.5, 4.0, 5.0)
+    margins: ClassVar[tuple[float, ...]] = (3.0, 1.645, 1.8, 2.0, 2.25, 2.5, 2.75, 3.5, 4.0, 5.0)
     """Clips in standard deviations of a coordinate; 1.645, the paper's, keeps nine tenths."""
 
     def __post_init__(self) -> None:
@@ -196,61 +182,57 @@ class LaplaceBaseline(LinearMethod, Plannable):
         check_positive("per_round", self.per_round)
         _check_percentile(self.percentile)
         if self.clip is not None:
-            good = self.percentile == "sizes"
-            check(good, "percentile", "not be given with a clip", self.percentile)
+            sizes = self.percentile == "sizes"
+            check(sizes, "percentile", "not be given with a clip", self.percentile)
             check_between("clip", self.clip, 1e-30, 1e30)
             check_between("per_round", self.per_round, 1e-9, 1e9)
             _ = self.mechanism  # checks the rest
-
-    @property
-    def _rows(self) -> int:
-        """Cells of a message that each coordinate is in."""
-        return self._shape[0] if len(self._shape) == 2 else 1
-
-    @property
-    def _integer(self) -> DiscreteLaplaceMechanism | None:
-        return self.mechanism
 
     @cached_property
     def mechanism(self) -> DiscreteLaplaceMechanism | None:
         """The mechanism that clips, rounds and adds noise; None for the paper's reading."""
         if self.clip is None:
             return None
-        cells, expected, table = math.prod(self._shape), self.dim / self._shape[-1], {}
-        if len(self._shape) == 2:
+        shape, rows, table = self.encoder.shape, self.encoder.rows, {}
+        expected = self.dim / shape[-1]
+        if len(shape) == 2:
             load = math.ceil(expected + 6 * math.sqrt(expected) + 6)
             table = {"dim": self.dim, "load": min(self.dim, load)}
-        steps = max(_STEPS, math.ceil(2.5 * self.per_round * math.sqrt(expected) / self._rows))
-        bound = CoordinateBound(self.clip, self._rows)
-        quantizer = CoordinateQuantizer(bound, steps, cells, **table)
+        # Coordinates that meet in a cell add their roundings up beside one draw of the noise.
+        steps = max(_STEPS, math.ceil(2.5 * self.per_round * math.sqrt(expected) / rows))
+        bound = CoordinateBound(self.clip, rows)
+        quantizer = CoordinateQuantizer(bound, steps, math.prod(shape), **table)
         return DiscreteLaplaceMechanism(quantizer, 1 / self.per_round).with_bits_for(_CUT)
 
     @cached_property
-    def _claim(self) -> Claim:
+    def noise(self) -> NoiseLaw:
+        """The mechanism, or the claim of the paper's reading."""
         if self.mechanism is not None:
-            return self.mechanism.claim
-        sent = "sketches" if len(self._shape) == 2 else "raw vectors"
-        return _paper_claim(self.per_round, f"the paper's Laplace noise on {sent}")
+            return self.mechanism
+        sent = "sketches" if len(self.encoder.shape) == 2 else "raw vectors"
+        return NoNoise(_paper_claim(self.per_round, f"the paper's Laplace noise on {sent}"))
 
     def after_clipping(self, vectors: Tensor) -> Tensor:
-        """Return the vectors with clipped coordinates; as they are in the paper's reading."""
+        """Return the vectors with clipped coordinates; unchanged in the paper's reading."""
         return vectors if self.clip is None else clip_coordinates(vectors, self.clip)
 
     def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
-        encoded, rows, per_round = super()._encode(batch, seed, noise), self._rows, self.per_round
+        encoded = super()._encode(batch, seed, noise)
         if self.mechanism is not None:
             return encoded
         alpha = estimate_alpha(batch, signed=self.percentile == "signed")
-        return Encoded(
-            add_laplace(encoded.messages, batch, noise, alpha=alpha, rows=rows, per_round=per_round)
-        )
+        messages = add_laplace(
+            encoded.messages, batch, noise,
+            alpha=alpha, rows=self.encoder.rows, per_round=self.per_round,
+        )  # fmt: skip
+        return Encoded(messages)
 
     @classmethod
     def planned(
         cls, vectors: Vectors, scope: Scope, *, cells: int, bits: int | None, margin: float
     ) -> dict[str, Any] | None:
         """Settings, all but the noise; the grid is the method's own."""
-        sized = cls._sized(vectors, cells)
+        sized = cls._sized(vectors.dim, cells)
         if scope != replace(_SCOPE, relation=scope.relation) or bits is not None or sized is None:
             return None
         return {**sized, "clip": float(rounded_up(margin * vectors.norm / vectors.dim**0.5, 4))}
@@ -264,20 +246,20 @@ class LaplaceBaseline(LinearMethod, Plannable):
         """Predict the error of one round."""
         if self.mechanism is None:
             raise ArgumentError("clip must be given for a forecast, got clip=None")
-        cols, quantizer = self._shape[-1], self.mechanism.quantizer
-        table, step = len(self._shape) == 2, quantizer.granularity
-        collisions = collision_error(self.dim, self._rows, cols) if table else 0.0
+        encoder, quantizer, rows = self.encoder, self.mechanism.quantizer, self.encoder.rows
+        step, cols = self.mechanism.step, encoder.shape[-1]
         rounding = rounding_variance(vectors.norm / math.sqrt(self.dim) / step) * self.dim / cols
+        collisions = collision_error(encoder)
         return replace(
             clipped_coordinates(vectors, quantizer.bound.limit, collisions=collisions),
-            noise=noise_error(vectors, self.mechanism.std**2 / vectors.count, rows=self._rows),
-            rounding=noise_error(vectors, step**2 * rounding / vectors.count, rows=self._rows),
+            noise=noise_error(vectors, self.mechanism.std**2 / vectors.count, rows=rows),
+            rounding=noise_error(vectors, step**2 * rounding / vectors.count, rows=rows),
         )
 
 
 @register
 @dataclass(frozen=True)
-class RawLaplace(LaplaceBaseline):
+class RawLaplace(LaplaceBaseline, Plannable):
     """Laplace noise on every coordinate, and no compression: Algorithm 2 without its sketch.
 
     `LaplaceBaseline` has the arguments, and says what a `clip` changes.
@@ -300,7 +282,7 @@ class RawLaplace(LaplaceBaseline):
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class SketchLaplace(LaplaceBaseline, TableMethod):
+class SketchLaplace(LaplaceBaseline, TableMethod, Plannable):
     """Laplace noise on every cell of the table, of which one row needs the least.
 
     `TableMethod` and `LaplaceBaseline` have the arguments; with a `clip`, hashes need not be secret

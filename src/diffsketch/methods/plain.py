@@ -1,4 +1,4 @@
-"""Messages that are vectors or Count Sketch tables, and the two methods without privacy."""
+"""Count Sketch tables, of few bits where that is asked for, and the two methods without privacy."""
 
 from __future__ import annotations
 
@@ -13,160 +13,29 @@ import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check, check_between, check_whole
-from diffsketch.methods.base import FALSE_REFUSAL, Encoded, Method, check_sums, fitted, register
+from diffsketch.methods.base import MANY, Encoded, Method, Tables, check_sums, register
 from diffsketch.methods.forecast import RelativeError, Vectors, collision_error, noise_error
-from diffsketch.privacy.claim import Claim, NoClaim, Relation, Scope, Trust, Unit
-from diffsketch.privacy.clipping import Encode, centre, wrap
-from diffsketch.privacy.mechanisms.integer import IntegerMechanism
+from diffsketch.privacy.claim import Claim, Trust, TrustName
+from diffsketch.privacy.clipping import centre, wrap
 from diffsketch.privacy.simulated_noise import Noise
 from diffsketch.sketch.count_sketch import Combine, CountSketch
 from diffsketch.sketch.hashing import MAX_COLS, Family, HashSeed
 from diffsketch.sketch.rounding import CELL_BITS, LIMITS, CellGrid
-from diffsketch.wire.formats import Cells, MessageFormat
+from diffsketch.wire.formats import MessageFormat
 
 _FIRST_LIMIT = 2.0**-20  # of cells, if none is given
-_TRUSTS = Trust.LOCAL, Trust.DISTRIBUTED
 _SATURATING = 3  # rounds with most cells beyond their limit: in as many, it grows 2,400-fold
-MANY = 4096  # messages that a sum in clear has room for, if no cohort is given
-
-
-class LinearMethod(Method):
-    """A method that sends the vectors, or their tables (`TableMethod`).
-
-    In float32; or, with an integer mechanism, as the whole numbers that it makes of them: modulo
-    `2**bits` under a secure sum, else signed and cut off at the limits of their format.
-    """
-
-    @property
-    def _integer(self) -> IntegerMechanism | None:
-        """The mechanism that clips, rounds, adds noise and makes the claim, if there is one."""
-        return None
-
-    @property
-    def _shape(self) -> tuple[int, ...]:
-        """Shape of the vector, or of its table."""
-        return (self.dim,)
-
-    @property
-    def _sent_shape(self) -> tuple[int, ...]:
-        """Shape of a message."""
-        return self._shape
-
-    @property
-    def _together(self) -> int:
-        """Messages that a total in clear has room for."""
-        return MANY
-
-    def _encoder(self, seed: HashSeed) -> Encode | None:  # noqa: ARG002
-        """Return the function from vectors to tables; None where vectors are sent."""
-        return None
-
-    def _inputs(self, batch: Tensor, seed: HashSeed) -> tuple[Tensor, Encode | None]:
-        """Vectors as the mechanism takes them, and the function that makes tables of them."""
-        return batch, self._encoder(seed)
-
-    @classmethod
-    def _sized(cls, vectors: Vectors, cells: int) -> dict[str, Any] | None:
-        """Choose sizes for so many cells, for the planner; None if it does not fit."""
-        return {} if cells >= vectors.dim else None
-
-    @cached_property
-    def message_format(self) -> MessageFormat:
-        """Format of the vector or table: float32 or whole numbers."""
-        shape, mechanism = self._sent_shape, self._integer
-        if mechanism is None:
-            return self._format(shape)
-        if mechanism.trust is Trust.DISTRIBUTED:
-            return self._format(shape, "unsigned", mechanism.bits)
-        bits = mechanism.bits
-        if mechanism.trust is Trust.CENTRAL:  # without noise: the clip bounds every cell
-            bits = mechanism.quantizer.peak.bit_length() + 1
-        return self._format(shape, "signed", bits)
-
-    @cached_property
-    def total_format(self) -> MessageFormat:
-        """The same for float32 and under a secure sum; else with room for the sum and its noise."""
-        return replace(self.message_format, bits=self.sum_bits(self._together))
-
-    def sum_bits(self, count: int) -> int:
-        """The message's for float32 and under a secure sum; else room for the sum and its noise."""
-        layout, mechanism = self.message_format, self._integer
-        if mechanism is None or mechanism.trust is Trust.DISTRIBUTED:
-            return layout.bits
-        return min(62, 1 + max(layout.bits + (count - 1).bit_length(), mechanism.bits))
-
-    @cached_property
-    def _claim(self) -> Claim:
-        if self._integer is not None:
-            return self._integer.claim
-        scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
-        table = len(self._shape) == 2
-        return NoClaim(scope, "bare tables are sent" if table else "vectors are sent as they are")
-
-    def _claim_for(self, present: int, seed: HashSeed) -> Claim:  # noqa: ARG002
-        shared = self._integer
-        if shared is None or shared.trust is not Trust.DISTRIBUTED or present == shared.cohort:
-            return self._claim
-        return shared.claim_for(present)
-
-    def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
-        mechanism = self._integer
-        batch, encode = self._inputs(batch, seed)
-        if mechanism is None:
-            return Encoded(batch if encode is None else encode(batch))
-        if mechanism.trust is Trust.DISTRIBUTED:
-            return Encoded(mechanism.release(batch, noise, encode=encode))
-        values = mechanism.rounded(batch, noise, encode=encode)
-        if mechanism.trust is Trust.LOCAL:
-            values += mechanism.draw(tuple(values.shape), noise).to(values.device)
-        return Encoded(fitted(values, self.message_format))
-
-    def reduced(self, total: Tensor) -> Tensor:
-        """The sum modulo `2**bits`, which is all that a secure sum has; else within its format."""
-        if self._integer is None:
-            return total
-        if self._integer.trust is Trust.DISTRIBUTED:
-            return wrap(total, self._integer.bits)
-        return fitted(total, self.total_format)
-
-    def _centred(self, total: Tensor) -> Tensor:
-        """The signed numbers of a sum, which may have wrapped."""
-        if self._integer is None or self._integer.trust is not Trust.DISTRIBUTED:
-            return total
-        return self._integer.centred(total)
-
-    def _mean(self, total: Tensor, count: int | float, out: Tensor | None = None) -> Tensor:
-        """Compute the mean vector or table from a published sum: float32."""
-        if self._integer is not None:
-            step = self._integer.quantizer.granularity
-            return torch.mul(self._centred(total), step / count, out=out)
-        if out is None:
-            return (total / count).float()
-        return torch.div(total.detach(), count, out=out)
-
-    def _decode(self, total: Tensor, seed: HashSeed, count: int, *, out: Tensor | None) -> Tensor:  # noqa: ARG002
-        return self._mean(total, count, out)
-
-    def honest_norm(self, count: int = 1, *, failure: float = FALSE_REFUSAL) -> float:
-        """Bound by clip, rounding and the noise of so many; infinite without a mechanism."""
-        bound = super().honest_norm(count)
-        return bound if self._integer is None else self._integer.largest_norm(count, failure)
-
-    def norm_of(self, total: Tensor, count: int = 1) -> float:
-        """Norm of the numbers that the cells stand for."""
-        step = 1.0 if self._integer is None else self._integer.quantizer.granularity
-        return super().norm_of(self._centred(total), count) * step
 
 
 @dataclass(frozen=True)
-class TableMethod(LinearMethod):
+class TableMethod(Method):
     """A method that sends Count Sketch tables.
 
     Args:
         dim: Length of the vectors.
         rows: Rows of the table.
         cols: Columns of the table.
-        family: Of the hashes.
+        family: Family of the hashes.
         combine: How the rows' estimates become one. The mean is unbiased and has the smaller
             error under noise; the median, the paper's, withstands a few large coordinates.
     """
@@ -181,33 +50,26 @@ class TableMethod(LinearMethod):
         _ = self.sketch  # checks the sizes
         check(self.combine in ("mean", "median"), "combine", "be mean or median", self.combine)
 
+    @classmethod
+    def _sized(cls, dim: int, cells: int) -> dict[str, Any] | None:
+        # One row: to the mean over the rows, tables of as many cells are all alike.
+        cols = min(cells, dim - 1, MAX_COLS)
+        return {"rows": 1, "cols": cols} if cols >= 1 else None
+
+    @property
+    def _sketched(self) -> int:
+        """Length of the vectors that are sketched: more than `dim` where noise is appended."""
+        return self.dim
+
     @cached_property
     def sketch(self) -> CountSketch:
         """Sketch of the vectors; for those with appended noise, of the longer ones."""
-        return CountSketch(self.dim, self.rows, self.cols, self.family)
+        return CountSketch(self._sketched, self.rows, self.cols, self.family)
 
-    @property
-    def _shape(self) -> tuple[int, ...]:
-        return (self.rows, self.cols)
-
-    def _encoder(self, seed: HashSeed) -> Encode | None:
-        return lambda vectors: self.sketch.encode(vectors, seed)
-
-    @classmethod
-    def _sized(cls, vectors: Vectors, cells: int) -> dict[str, Any] | None:
-        # One row: to the mean over the rows, tables of as many cells are all alike.
-        cols = min(cells, vectors.dim - 1, MAX_COLS)
-        return {"rows": 1, "cols": cols} if cols >= 1 else None
-
-    def mean_table(self, total: Tensor, count: int | float) -> Tensor:
-        """Compute the table of the mean from the published sum: float32."""
-        return self._mean(total, count)
-
-    def _decode(self, total: Tensor, seed: HashSeed, count: int, *, out: Tensor | None) -> Tensor:
-        table = self.mean_table(total, count)
-        # Not those of appended numbers, which a sketch of longer vectors has.
-        out = table.new_empty(self.dim) if out is None else out
-        return self.sketch.query(table, seed, combine=self.combine, offset=0, out=out)
+    @cached_property
+    def encoder(self) -> Tables:
+        """Encoder to tables."""
+        return Tables(self.dim, self.sketch, self.combine)
 
 
 class SaturatedCells(UserWarning):
@@ -223,7 +85,7 @@ class SaturationWatch:
     def see(
         self, saturated: int | None, cells: int, *, limit: float | None, index: int, whose: str
     ) -> None:
-        """Count a round, in which so many of so many cells were beyond the limit."""
+        """Count a round in which `saturated` of `cells` cells were beyond the limit."""
         most = saturated is not None and 2 * saturated > cells
         self._rounds = self._rounds + 1 if most else 0
         if self._rounds == _SATURATING and not self._warned:
@@ -239,22 +101,22 @@ class SaturationWatch:
 
 
 @dataclass(frozen=True)
-class RoundedTables(TableMethod):
+class RoundedTables(Method):
     """Tables whose cells may be rounded to few bits (`CellGrid`).
 
     Rounding to 4 bits adds 10% to the variance of the cells, and a sketch's own variance is far
     larger. So at equal bytes, eight times as many cells of 4 bits have an eighth of its error.
 
-    The arguments of every `TableMethod`, and:
+    Beside `TableMethod`, with its arguments and:
 
     Args:
-        bits: Of a cell: 1 to 8 or 16, or 32 for float32.
+        bits: Bits of a cell: 1 to 8 or 16, or 32 for float32.
         cell_limit: With fewer bits than 32, the largest cell of the round: the same for all
             workers, so that sums of messages are sums of whole numbers. After each round everybody
             has the next one from the published sum (`after`). Where it starts too small, cells
             saturate for the first few rounds; too large, they are coarse.
-        cohort: With fewer bits than 32, the most messages that a sum has room for, if that is
-            known: a sum then takes no more bits than it needs.
+        cohort: With fewer bits than 32, the largest number of messages in a sum, if that is known:
+            a sum then takes no more bits than it needs.
         trust: `distributed` for messages that a secure sum takes: the rounded cells modulo a power
             of two with room for the sum of the cohort. It adds no noise, and changes no claim.
     """
@@ -262,12 +124,12 @@ class RoundedTables(TableMethod):
     bits: int = field(default=32, kw_only=True)
     cell_limit: float = field(default=_FIRST_LIMIT, kw_only=True)
     cohort: int | None = field(default=None, kw_only=True)
-    trust: Trust = field(default=Trust.LOCAL, kw_only=True)
+    trust: TrustName = field(default=Trust.LOCAL, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        good = type(self.bits) is int and (self.bits in CELL_BITS or self.bits == 32)
-        check(good, "bits", "be 1 to 8, 16 or 32", self.bits)
+        supported = type(self.bits) is int and (self.bits in CELL_BITS or self.bits == 32)
+        check(supported, "bits", "be 1 to 8, 16 or 32", self.bits)
         check_between("cell_limit", self.cell_limit, *LIMITS)
         if self.bits == 32 and self.cell_limit != _FIRST_LIMIT:
             raise ArgumentError(
@@ -276,12 +138,15 @@ class RoundedTables(TableMethod):
             )
         if self.cohort is not None:
             check_whole("cohort", self.cohort, least=1)
-        check(self.trust in _TRUSTS, "trust", "be local or distributed", self.trust)
+        trusts = Trust.LOCAL, Trust.DISTRIBUTED
+        check(self.trust in trusts, "trust", "be local or distributed", self.trust)
         object.__setattr__(self, "trust", Trust(self.trust))
         if self._modular and self.bits == 32:
             raise ArgumentError("bits must be below 32 for distributed trust, got bits=32")
         if self._modular and self.cohort is None:
             raise ArgumentError("cohort must be given for distributed trust, got cohort=None")
+        if self.grid is not None:  # for the table's size
+            object.__setattr__(self, "_extra_cells", self.grid.size_cells)
 
     @property
     def _modular(self) -> bool:
@@ -289,7 +154,7 @@ class RoundedTables(TableMethod):
         return self.trust is Trust.DISTRIBUTED
 
     @property
-    def _together(self) -> int:
+    def _max_summands(self) -> int:
         return self.cohort or MANY
 
     @property
@@ -298,7 +163,7 @@ class RoundedTables(TableMethod):
         return None if self.grid is None else self.cohort
 
     def claim_for(self, present: int, seed: HashSeed) -> Claim:
-        """State what one round guarantees if so many workers contributed, as many as fit."""
+        """State what one round guarantees if `present` workers contributed, as many as fit."""
         if self.most_messages is not None:
             check_whole("present", present, least=1, most=self.most_messages)
         return super().claim_for(present, seed)
@@ -308,20 +173,13 @@ class RoundedTables(TableMethod):
         """Grid of the cells; None for float32."""
         return None if self.bits == 32 else CellGrid(self.bits, self.cell_limit)
 
-    @property
-    def _sent_shape(self) -> tuple[int, ...]:
-        # Flat, with cells for the table's size, where cells are rounded.
-        if self.grid is None:
-            return self._shape
-        return (self.rows * self.cols + self.grid.size_cells,)
-
     @cached_property
     def message_format(self) -> MessageFormat:
         """Format of the table: float32, or whole numbers of few bits."""
         if self.grid is None:
             return super().message_format
-        cells: Cells = "unsigned" if self._modular else "signed"
-        return self._format(self._sent_shape, cells, self.sum_bits(1))
+        shape = (math.prod(self.encoder.shape) + self._extra_cells,)
+        return self._format(shape, "unsigned" if self._modular else "signed", self.sum_bits(1))
 
     @property
     def exact(self) -> bool:
@@ -329,13 +187,13 @@ class RoundedTables(TableMethod):
         return False
 
     def sum_bits(self, count: int) -> int:
-        """Bits of a cell of a sum of so many messages; of the cohort's under a secure sum."""
-        count = self._together if self._modular else count
+        """Bits of a cell of a sum of `count` messages; of the cohort's under a secure sum."""
+        count = self._max_summands if self._modular else count
         return self.bits if self.grid is None else self.bits + (count - 1).bit_length()
 
     def reduced(self, total: Tensor) -> Tensor:
-        """The sum modulo a power of two under a secure sum."""
-        return wrap(total, self.total_format.bits) if self._modular else super().reduced(total)
+        """Reduce the sum modulo a power of two under a secure sum."""
+        return wrap(total, self.total_format.bits) if self._modular else total
 
     def _centred(self, total: Tensor) -> Tensor:
         return centre(total, self.total_format.bits) if self._modular else total
@@ -363,7 +221,7 @@ class RoundedTables(TableMethod):
         return self.at_clip(self.grid.next_limit(sizes, count))
 
     def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
-        return self._rounded(Encoded(self.sketch.encode(batch, seed)), noise)
+        return self._rounded(Encoded(self.encoder.encode(batch, seed)), noise)
 
     def _rounded(self, encoded: Encoded, noise: Noise) -> Encoded:
         """Round the tables of messages, if cells have few bits."""
@@ -402,7 +260,8 @@ class RoundedTables(TableMethod):
         if self.grid is None:
             return None
         vector = vector.detach()
-        rms = torch.linalg.vector_norm(vector, dtype=torch.float64) / math.sqrt(self.cols)
+        cols = self.encoder.shape[-1]
+        rms = torch.linalg.vector_norm(vector, dtype=torch.float64) / math.sqrt(cols)
         if not 0 < float(rms) < math.inf:
             return None
         limit = float(self.grid.best_limit(rms))
@@ -416,11 +275,11 @@ class RoundedTables(TableMethod):
             check_whole("count", count, least=1, most=self.most_messages)
         return super()._decode(total, seed, count, out=out)
 
-    def mean_table(self, total: Tensor, count: int | float) -> Tensor:
+    def mean_table(self, total: Tensor, count: int | float, *, out: Tensor | None = None) -> Tensor:
         """Compute the table of the mean from the published sum: float32."""
         if self.grid is None:
-            return super().mean_table(total, count)
-        cells = self._centred(total[: self.rows * self.cols]).reshape(self.rows, self.cols)
+            return super().mean_table(total, count, out=out)
+        cells = self._centred(total[: -self._extra_cells]).reshape(self.encoder.shape)
         return self.grid.mean(cells, count)
 
     def forecast(self, vectors: Vectors) -> RelativeError:
@@ -428,13 +287,11 @@ class RoundedTables(TableMethod):
 
         With the mean over the rows; of the sketch and its roundings, not of any noise.
         """
-        recovery = collision_error(self.dim, self.rows, self.cols)
+        recovery, cols = collision_error(self.encoder), self.encoder.shape[-1]
         if self.grid is None:
             return RelativeError(recovery)
-        kept, cells = self.grid.kept, vectors.norm**2 / self.cols
-        rounding = noise_error(
-            vectors, self.grid.rounding_share * cells / vectors.count, rows=self.rows
-        )
+        kept, variance = self.grid.kept, self.grid.rounding_share * (vectors.norm**2 / cols)
+        rounding = noise_error(vectors, variance / vectors.count, rows=self.encoder.rows)
         return RelativeError(recovery * kept**2 + (1 - kept) ** 2, rounding=rounding, kept=kept)
 
     def norm_of(self, total: Tensor, count: int = 1) -> float:
@@ -446,7 +303,7 @@ class RoundedTables(TableMethod):
 
 @register
 @dataclass(frozen=True)
-class Uncompressed(LinearMethod):
+class Uncompressed(Method):
     """No compression and no privacy: messages are the vectors in float32, their mean is exact."""
 
     name: ClassVar[str] = "none"
@@ -455,7 +312,7 @@ class Uncompressed(LinearMethod):
 
 @register
 @dataclass(frozen=True)
-class PlainSketch(RoundedTables):
+class PlainSketch(RoundedTables, TableMethod):
     """The bare sketch: compression, and no privacy that anybody claims.
 
     >>> method = PlainSketch(dim=7850, rows=7, cols=22)

@@ -17,7 +17,17 @@ from diffsketch.errors import ArgumentError, check, check_whole
 from diffsketch.methods import METHODS, Method, build_method, settings_of
 from diffsketch.methods.forecast import Plannable, RelativeError, Vectors
 from diffsketch.privacy.accounting.calibration import PoissonSampler
-from diffsketch.privacy.claim import Epsilon, ProvenClaim, Relation, Scope, Trust, Unit
+from diffsketch.privacy.claim import (
+    Epsilon,
+    ProvenClaim,
+    Relation,
+    RelationName,
+    Scope,
+    Trust,
+    TrustName,
+    Unit,
+    UnitName,
+)
 from diffsketch.sketch import SketchKey
 from diffsketch.wire.formats import payload_within
 
@@ -80,9 +90,9 @@ class PlanRequest:
     population: int | None = None
     sampling: str = "shuffled"
     delta: float = 1e-5
-    unit: Unit = Unit.CLIENT
-    relation: Relation = Relation.REPLACE
-    trust: Trust = Trust.DISTRIBUTED
+    unit: UnitName = Unit.CLIENT
+    relation: RelationName = Relation.REPLACE
+    trust: TrustName = Trust.DISTRIBUTED
     vector_norm: float = 1.0
     spread: float = 0.0
 

@@ -36,7 +36,7 @@ from diffsketch.privacy.accounting.events import (
 
 
 def rounded_up(value: float, digits: int = 3) -> str:
-    """The number with so many significant digits, and never less than it is.
+    """Format a number with `digits` significant digits, never below its value.
 
     >>> rounded_up(3.201), rounded_up(0.1), rounded_up(12345.0), rounded_up(8.0)
     ('3.21', '0.1', '12400', '8')
@@ -45,7 +45,7 @@ def rounded_up(value: float, digits: int = 3) -> str:
 
 
 def rounded_down(value: float, digits: int = 3) -> str:
-    """The number with so many significant digits, and never more than it is."""
+    """Format a number with `digits` significant digits, never above its value."""
     return _rounded(value, digits, decimal.ROUND_FLOOR)
 
 
@@ -85,12 +85,17 @@ class Relation(StrEnum):
 
 
 class Trust(StrEnum):
-    """Those who may see less noise: nobody, the members of a secure sum, or the server."""
+    """Parties that must be trusted: nobody, the members of a secure sum, or the server."""
 
     LOCAL = "local"
     DISTRIBUTED = "distributed"
     CENTRAL = "central"
 
+
+# Settings take names as well as members: `trust="central"`.
+UnitName: TypeAlias = Unit | Literal["coordinate", "example", "client"]
+RelationName: TypeAlias = Relation | Literal["add-or-remove", "replace"]
+TrustName: TypeAlias = Trust | Literal["local", "distributed", "central"]
 
 _QUESTIONS = {
     (Unit.COORDINATE, Relation.ADD_OR_REMOVE): "whether one coordinate of a vector was set to 0",
@@ -123,9 +128,10 @@ class Scope:
     relation: Relation
     trust: Trust
 
-    def __post_init__(self) -> None:
-        for name, kind in (("unit", Unit), ("relation", Relation), ("trust", Trust)):
-            object.__setattr__(self, name, check_choice(name, getattr(self, name), kind))
+    def __init__(self, unit: UnitName, relation: RelationName, trust: TrustName) -> None:
+        object.__setattr__(self, "unit", check_choice("unit", unit, Unit))
+        object.__setattr__(self, "relation", check_choice("relation", relation, Relation))
+        object.__setattr__(self, "trust", check_choice("trust", trust, Trust))
 
     def __str__(self) -> str:
         return f"{self.unit} unit, {self.relation}, {self.trust} trust"
@@ -305,7 +311,7 @@ class Epsilon:
         return f"{self.basis}{', simulated' if self.simulated else ''}{without}"
 
     def shown(self, digits: int = 3) -> str:
-        """The bare number in so many digits: an upper bound rounded up, a measured one down.
+        """Format the bare number in `digits` digits: upper bounds rounded up, measured ones down.
 
         Guarantees (`tests/privacy/test_claim.py`): the text follows from what is known.
         """
@@ -348,7 +354,7 @@ class ProvenClaim:
             check_samplable(self.scope)
 
     def epsilon(self, *, delta: float, rounds: int) -> Epsilon:
-        """The epsilon of so many rounds, composed."""
+        """Compose `rounds` rounds to one epsilon."""
         check_whole("rounds", rounds, least=1)
         return self.stated(epsilon_for(repeated(self.event, rounds), delta), delta, rounds)
 
@@ -469,7 +475,7 @@ class PaperClaim:
 
 @dataclass(frozen=True)
 class MeasuredClaim:
-    """Result of an attack: the true epsilon is at least this, with so much confidence.
+    """Result of an attack: the true epsilon is at least this, with a stated confidence.
 
     Args:
         scope: Unit, relation and trust.

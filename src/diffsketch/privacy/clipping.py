@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import ClassVar, Literal, TypeAlias
 
 import torch
@@ -27,7 +28,7 @@ from diffsketch.errors import (
     check_positive,
     check_whole,
 )
-from diffsketch.privacy.claim import Relation, Unit
+from diffsketch.privacy.claim import Relation, RelationName, Unit, UnitName
 from diffsketch.privacy.simulated_noise import Noise
 
 Encode: TypeAlias = Callable[[Tensor], Tensor]
@@ -39,7 +40,7 @@ _ONE = 1 << 1074  # in units of the smallest float64, so that every float64 is a
 
 
 def clip_coordinates(values: Tensor, limit: float) -> Tensor:
-    """`values`, of any shape, with every entry brought into `[-limit, limit]`.
+    """Bring every entry of `values`, of any shape, into `[-limit, limit]`.
 
     Guarantees (`tests/privacy/test_clipping.py`): no entry is beyond `limit`, even where the type
     of `values` cannot hold that number; entries within keep their bits; `values` stays as it is.
@@ -48,14 +49,13 @@ def clip_coordinates(values: Tensor, limit: float) -> Tensor:
         ArgumentError: `limit` is not positive and finite, `values` are not float32 or float64, or
             a value is NaN or infinite.
     """
-    check_positive("limit", limit)
-    _check_values(values)
+    _check_values(values, limit)
     held = float(_towards_zero(torch.tensor(limit, dtype=torch.float64), values.dtype))
     return values.detach().clamp(-held, held)
 
 
-def clip_norm(values: Tensor, limit: float, *, order: Literal[1, 2] = 2, dims: int = 1) -> Tensor:
-    """`values` scaled down where their norm over the last `dims` dimensions exceeds `limit`.
+def clip_norm(values: Tensor, limit: float, *, dims: int = 1) -> Tensor:
+    """Scale `values` down to a Euclidean norm, over the last `dims` dimensions, of `limit`.
 
     Guarantees (`tests/privacy/test_clipping.py`): the norm of what comes back, as a real number,
     is at most `limit`; vectors whose norm is at most `limit` keep their bits; the others keep
@@ -66,18 +66,16 @@ def clip_norm(values: Tensor, limit: float, *, order: Literal[1, 2] = 2, dims: i
         values: float32 or float64, any number of vectors (`dims=1`), tables (`dims=2`) or numbers
             (`dims=0`, which takes 0-d tensors as well). Without entries, the norm is 0.
         limit: The largest norm.
-        order: 1 for the sum of the absolute values, 2 for the Euclidean norm.
         dims: Number of dimensions that make one vector.
 
     Raises:
         ArgumentError: `limit` is not positive and finite, `values` are not float32 or float64 or
             have too few dimensions, or a value is NaN or infinite.
     """
-    check_positive("limit", limit)
-    _check_order(order)
-    check(dims >= 0, "dims", "be >= 0", dims)
-    _check_values(values)
-    check(values.dim() >= dims, "values", f"have at least dims={dims} dimensions", values.dim())
+    _check_values(values, limit)
+    if not 0 <= dims <= values.dim():
+        check(dims >= 0, "dims", "be >= 0", dims)
+        check(False, "values", f"have at least dims={dims} dimensions", values.dim())
     if values.numel() == 0:
         return values.detach().clone()
     rows = values.detach().reshape(-1, math.prod(values.shape[values.dim() - dims :]))
@@ -88,35 +86,36 @@ def clip_norm(values: Tensor, limit: float, *, order: Literal[1, 2] = 2, dims: i
     largest = rows.abs().amax(dim=1, keepdim=True).double()
     largest[largest == 0] = 1
     units = rows.double() / largest
-    norms = torch.linalg.vector_norm(units, ord=order, dim=1, keepdim=True)
+    norms = torch.linalg.vector_norm(units, dim=1, keepdim=True)
     ratios = norms * (largest / limit)  # may be infinite, which is beyond the limit as well
     beyond = ratios > 1
     for index in torch.nonzero((ratios - 1).abs() <= slack)[:, 0].tolist():
-        beyond[index] = _exceeds(rows[index].tolist(), limit, order)
+        beyond[index] = _exceeds(rows[index].tolist(), limit)
     scaled = units * (limit * (1 - 3 * slack) / norms)
     # Numbers this small would be rounded by more than the slack.
     scaled[scaled.abs() < torch.finfo(torch.float64).tiny] = 0
     return torch.where(beyond, _towards_zero(scaled, rows.dtype), rows).reshape(values.shape)
 
 
-def _exceeds(row: list[float], limit: float, order: Literal[1, 2]) -> bool:
+def _exceeds(row: list[float], limit: float) -> bool:
     """Whether the norm is above the limit, with no rounding at all."""
 
     def whole(value: float) -> int:
-        numerator, denominator = abs(value).as_integer_ratio()
+        numerator, denominator = value.as_integer_ratio()
         return numerator * (_ONE // denominator)
 
-    total: int = sum(whole(value) ** order for value in row)
-    return total > int(whole(float(limit)) ** order)
+    return sum(whole(value) ** 2 for value in row) > whole(float(limit)) ** 2
 
 
 def _towards_zero(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """float64 values in another type, rounded towards zero: never larger."""
+    """Cast float64 values to another type, rounding towards zero: never larger."""
     cast = values.to(dtype)
     return torch.where(cast.abs() > values.abs(), torch.nextafter(cast, cast.new_zeros(())), cast)
 
 
-def _check_values(values: Tensor) -> None:
+def _check_values(values: Tensor, limit: float) -> None:
+    if type(limit) is not float or not 0 < limit < math.inf:  # it has the words for it
+        check_positive("limit", limit)
     if not isinstance(values, Tensor) or values.dtype not in (torch.float32, torch.float64):
         kind = values.dtype if isinstance(values, Tensor) else type(values).__name__
         raise ArgumentError(f"values must be a float32 or float64 tensor, got {kind}")
@@ -147,13 +146,13 @@ class CoordinateBound:
         check_positive("limit", self.limit)
         check_whole("rows", self.rows, least=1)
 
-    def sensitivity(self, order: Literal[1, 2], relation: Relation) -> float:
+    def sensitivity(self, order: Literal[1, 2], relation: RelationName) -> float:
         """`2 limit rows` or `2 limit sqrt(rows)` for `replace`, half of it for add-or-remove."""
         _check_order(order)
         change = self.limit * check_choice("relation", relation, Relation).values
         return change * (self.rows if order == 1 else math.sqrt(self.rows))
 
-    def apply(self, vectors: Tensor, encode: Encode | None) -> Tensor:
+    def apply(self, vectors: Tensor, encode: Encode | None = None) -> Tensor:
         """Clip, then encode."""
         clipped = clip_coordinates(vectors, self.limit)
         if encode is None:
@@ -168,44 +167,36 @@ class CoordinateBound:
 
 @dataclass(frozen=True)
 class NormBound:
-    """Bound on the norm: a release is clipped, as a whole, to at most `limit`.
+    """Bound on the Euclidean norm: a release is clipped, as a whole, to at most `limit`.
 
     Replacing a unit moves it by up to `2 limit`, adding or removing it by `limit`.
 
     Args:
         limit: The largest norm of the vector, or of the table if it is encoded.
         unit: Whose contribution a vector is: a client's, or an example's.
-        order: Order of the norm that is clipped.
     """
 
     limit: float
-    unit: Unit = Unit.CLIENT
-    order: Literal[1, 2] = 2
+    unit: UnitName = Unit.CLIENT
 
     measure: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         check_positive("limit", self.limit)
-        _check_order(self.order)
-        good = self.unit in (Unit.EXAMPLE, Unit.CLIENT)
-        check(good, "unit", "be example or client", self.unit)
+        group = self.unit in (Unit.EXAMPLE, Unit.CLIENT)
+        check(group, "unit", "be example or client", self.unit)
         object.__setattr__(self, "unit", Unit(self.unit))
 
-    def sensitivity(self, order: Literal[1, 2], relation: Relation) -> float:
-        """`2 limit` for `replace`, `limit` for add-or-remove, in the norm that is clipped.
-
-        The L1 norm bounds the L2 norm as well; the other way round there is no bound.
-        """
-        _check_order(order)
-        if order < self.order:
-            raise ArgumentError(f"a bound on the L{self.order} norm gives no L{order} sensitivity")
+    def sensitivity(self, order: Literal[1, 2], relation: RelationName) -> float:
+        """`2 limit` for `replace`, `limit` for add-or-remove; the L1 norm has no bound."""
+        check(order == 2, "order", "be 2 for a bound on the L2 norm", order)
         return self.limit * check_choice("relation", relation, Relation).values
 
-    def apply(self, vectors: Tensor, encode: Encode | None) -> Tensor:
-        """Encode, then clip."""
+    def apply(self, vectors: Tensor, encode: Encode | None = None) -> Tensor:
+        """Encode, then clip: vectors `(..., dim)`, or the tables of `encode`."""
         if encode is None:
-            return clip_norm(vectors, self.limit, order=self.order, dims=1)
-        return clip_norm(_tables(encode, vectors), self.limit, order=self.order, dims=2)
+            return clip_norm(vectors, self.limit)
+        return clip_norm(_tables(encode, vectors), self.limit, dims=2)
 
 
 @dataclass(frozen=True)
@@ -219,13 +210,16 @@ class FlaggedBound:
 
     Guarantees (`tests/methods/test_client_noise.py`): the worst neighbours are that far apart, and
     no others are farther.
+
+    Args:
+        share: Size of the cell, over the norm of the others.
+        relation: Which data sets are neighbours.
     """
 
-    share: float  # size of the cell, over the norm of the rest
-    relation: Relation = Relation.REPLACE
+    share: float
+    relation: RelationName = Relation.REPLACE
 
     unit: ClassVar[Unit] = Unit.CLIENT
-    order: ClassVar[Literal[2]] = 2
     measure: ClassVar[str] = " clips"
 
     def __post_init__(self) -> None:
@@ -242,11 +236,10 @@ class FlaggedBound:
         """The cell of what was not clipped."""
         return -self.share if self.relation == Relation.REPLACE else 0.0
 
-    def apply(self, vectors: Tensor, encode: Encode | None) -> Tensor:
-        """Encode, clip, and append the cell: `(..., cells + 1)`."""
-        values = vectors if encode is None else _tables(encode, vectors).flatten(-2)
-        clipped = clip_norm(values, 1.0)
-        longer = (clipped != values).any(dim=-1, keepdim=True)
+    def apply(self, cells: Tensor) -> Tensor:
+        """Clip, and append the cell: `(..., cells + 1)`."""
+        clipped = clip_norm(cells, 1.0)
+        longer = (clipped != cells).any(dim=-1, keepdim=True)
         flags = torch.full_like(clipped[..., :1], self.low).masked_fill(longer, self.share)
         return torch.cat([clipped, flags], dim=-1)
 
@@ -267,7 +260,7 @@ def _check_order(order: int) -> None:
 
 
 def stochastic_round(values: Tensor, noise: Noise) -> Tensor:
-    """Each value rounded down or up to a whole number (int64), at random, right on average.
+    """Round each value down or up to a whole number (int64), at random, right on average.
 
     A value `n + f` with a whole `n` and `0 <= f < 1` becomes `n + 1` with probability `f`, else
     `n`. The variance is `f (1 - f)`, at most 1/4.
@@ -277,7 +270,7 @@ def stochastic_round(values: Tensor, noise: Noise) -> Tensor:
 
 
 def wrap(values: Tensor, bits: int) -> Tensor:
-    """`values` modulo `2**bits`, in `[0, 2**bits)`.
+    """Reduce `values` modulo `2**bits`, to `[0, 2**bits)`.
 
     Sums of wrapped values may overflow an int64 without harm: its own modulus is a multiple.
     """
@@ -287,7 +280,7 @@ def wrap(values: Tensor, bits: int) -> Tensor:
 
 
 def centre(values: Tensor, bits: int) -> Tensor:
-    """The number in `[-2**(bits - 1), 2**(bits - 1))` that is equal modulo `2**bits`."""
+    """Return the numbers in `[-2**(bits - 1), 2**(bits - 1))` that are equal modulo `2**bits`."""
     wrapped = wrap(values, bits)
     return torch.where(wrapped >= 1 << (bits - 1), wrapped - (1 << bits), wrapped)
 
@@ -296,16 +289,15 @@ def centre(values: Tensor, bits: int) -> Tensor:
 class Quantizer:
     """Clips, divides by `granularity` and rounds at random; knows how large the result can be.
 
-    With `c = bound.limit / granularity` and `d = cells`, rounded vectors `x` obey
+    With `c = bound.limit / granularity` and `d = cells`, rounded messages `x` obey
 
-    * for an L2 bound, `sum(x**2) <= min((c + sqrt(d))**2, c**2 + d/4 +
-      sqrt(2 ln(1/rejection)) (c + sqrt(d)/2))`;
-    * for an L1 bound, `sum(abs(x)) <= min(c + d, c + sqrt(d ln(1/rejection) / 2))`.
+        sum(x**2) <= min((c + sqrt(d))**2,
+                         c**2 + d/4 + sqrt(2 ln(1/rejection)) (c + sqrt(d)/2)).
 
-    The first of each pair is what rounding can do at worst. The second holds with probability at
-    least `1 - rejection`; a rounding that exceeds it is drawn again (and towards zero in the end),
-    as in the distributed discrete Gaussian mechanism. Either way the bound is checked on the
-    whole numbers themselves, so it does not rest on floating-point arithmetic.
+    The first is what rounding can do at worst. The second holds with probability at least
+    `1 - rejection`; a rounding that exceeds it is drawn again (and towards zero in the end), as in
+    the distributed discrete Gaussian mechanism. Either way the bound is checked on the whole
+    numbers themselves, so it does not rest on floating-point arithmetic.
 
     Guarantees: the norms are never exceeded (`tests/privacy/test_integer.py::test_norms_hold`);
     rounding is unbiased for `rejection=0`, and else off by at most `rejection / (1 - rejection)`
@@ -334,85 +326,81 @@ class Quantizer:
         least = self.bound.limit / _MAX_STEPS
         check(self.granularity >= least, "granularity", f"be >= {least:g}", self.granularity)
 
-    @property
+    @cached_property
     def largest(self) -> int:
-        """The largest sum of squares (L2 bound) or of absolute values (L1 bound) of a message."""
-        steps, cells = self.bound.limit / self.granularity, float(self.cells)
+        """The largest sum of squares of a message."""
+        steps, root = self.bound.limit / self.granularity, math.sqrt(float(self.cells))
         tail = math.log(1 / self.rejection) if self.rejection else math.inf
-        if self.bound.order == 2:
-            worst = (steps + math.sqrt(cells)) ** 2
-            spread = math.sqrt(2 * tail) * (steps + math.sqrt(cells) / 2)
-            likely = steps**2 + cells / 4 + spread
-        else:
-            worst, likely = steps + cells, steps + math.sqrt(cells * tail / 2)
+        worst = (steps + root) ** 2
+        likely = steps**2 + float(self.cells) / 4 + math.sqrt(2 * tail) * (steps + root / 2)
         return max(1, math.floor(min(worst, likely)))
-
-    def norm(self, order: Literal[1, 2]) -> float:
-        """The largest norm of a message, in steps."""
-        # Whole numbers: the L1 norm is at most the sum of squares, the L2 norm at most the L1 norm.
-        _check_order(order)
-        if self.bound.order == 1:
-            return float(self.largest)
-        if order == 2:
-            return math.sqrt(self.largest)
-        return float(min(self.largest, math.isqrt(self.largest * self.cells)))
 
     @property
     def longest(self) -> float:
         """The largest Euclidean norm of a message, in steps."""
-        return self.norm(2)
+        return math.sqrt(self.largest)
 
     @property
     def peak(self) -> int:
         """The largest size of a cell, in steps."""
-        return math.floor(self.norm(2))
+        return math.floor(self.longest)
 
-    def sensitivity(self, order: Literal[1, 2], relation: Relation) -> float:
+    def sensitivity(self, order: Literal[1, 2], relation: RelationName) -> float:
         """The largest change of a sum of messages, in steps: the norm, or twice for `replace`."""
-        return self.norm(order) * check_choice("relation", relation, Relation).values
+        check(order == 2, "order", "be 2 for a bound on the L2 norm", order)
+        return self.longest * check_choice("relation", relation, Relation).values
 
-    def apply(self, vectors: Tensor, noise: Noise, *, encode: Encode | None = None) -> Tensor:
-        """Whole numbers (int64) without noise: `(..., dim)` in, `(..., dim)` or tables out.
+    def bounded(self, cells: Tensor) -> Tensor:
+        """Clip what is sent, `(messages, cells)`.
 
         Raises:
             ArgumentError: A value is NaN or infinite.
-            MismatchError: The result has not `cells` entries.
+            MismatchError: A message has not `cells` entries.
         """
-        bounded = self.bound.apply(vectors, encode)
-        shape, trailing = bounded.shape, 1 + bounded.dim() - vectors.dim()
-        if math.prod(shape[-trailing:]) != self.cells:
-            found = tuple(shape[-trailing:])
-            raise MismatchError(f"expected {self.cells} cells in a message, got shape {found}")
-        exact = bounded.detach().to("cpu", torch.float64).reshape(-1, self.cells) / self.granularity
+        bounded = self.bound.apply(cells)
+        if bounded.dim() != 2 or bounded.shape[1] != self.cells:
+            shape = tuple(bounded.shape)
+            raise MismatchError(f"expected messages of {self.cells} cells, got shape {shape}")
+        return bounded
+
+    def rounded(self, bounded: Tensor, noise: Noise) -> Tensor:
+        """Round to whole numbers (int64), drawing again where the norm becomes too large."""
+        exact = bounded.detach().to("cpu", torch.float64) / self.granularity
         result = stochastic_round(exact, noise)
         for draw in range(_DRAWS + 1):
-            sizes = result.square() if self.bound.order == 2 else result.abs()
-            again = sizes.sum(dim=-1) > self.largest
+            again = result.square().sum(dim=-1) > self.largest
             if not bool(again.any()):
                 break
             if draw < _DRAWS:
                 result[again] = stochastic_round(exact[again], noise.part(again))
             else:  # never an error: whether there is one would depend on private data
                 result[again] = exact[again].trunc().to(torch.int64)
-        return result.reshape(shape).to(bounded.device)
+        return result.to(bounded.device)
 
 
 @dataclass(frozen=True)
 class CoordinateQuantizer:
-    """Clips every coordinate, rounds it at random to one of `2 steps + 1` levels, then encodes.
+    """Clips every coordinate and rounds it at random to one of `2 steps + 1` levels, then encodes.
 
     The rounded coordinates are whole numbers of size `steps` at most, and tables are sums of them
     in float64, which is exact below `2**53`: so one coordinate moves the whole numbers of a table
     by just what `sensitivity` says. Sums of the coordinates themselves in float32 would not do:
     their rounding lets one coordinate move a cell by more (2.0226 where 2 is stated was found for
     10**6 coordinates in 100 columns; `tests/privacy/test_integer.py::test_float_sums_move_more`).
+
+    Args:
+        bound: The clipping of coordinates.
+        steps: Steps in `bound.limit`.
+        cells: Cells of a message.
+        dim: Coordinates of a vector, where vectors are encoded; None for as many as cells.
+        load: Coordinates of a cell, at most: a matter of accuracy, not of privacy.
     """
 
     bound: CoordinateBound
-    steps: int  # in `bound.limit`
-    cells: int  # of a message
-    dim: int | None = None  # coordinates of a vector, where they are encoded; else as many as cells
-    load: int = 1  # coordinates of a cell, at most: a matter of accuracy, not of privacy
+    steps: int
+    cells: int
+    dim: int | None = None
+    load: int = 1
 
     def __post_init__(self) -> None:
         for name in ("steps", "cells", "load"):
@@ -438,16 +426,21 @@ class CoordinateQuantizer:
         """The largest size of a cell, in steps."""
         return self.steps * self.load
 
-    def sensitivity(self, order: Literal[1, 2], relation: Relation) -> float:
+    def sensitivity(self, order: Literal[1, 2], relation: RelationName) -> float:
         """The largest change of a message by one coordinate, in steps."""
         return replace(self.bound, limit=float(self.steps)).sensitivity(order, relation)
 
-    def apply(self, vectors: Tensor, noise: Noise, *, encode: Encode | None = None) -> Tensor:
-        """Whole numbers (int64) without noise: `(..., dim)` in, `(..., dim)` or tables out."""
-        clipped = clip_coordinates(vectors, self.bound.limit).detach()
+    def prepared(self, vectors: Tensor, noise: Noise) -> Tensor:
+        """Clip and round the coordinates: whole numbers in float64, ready to be encoded."""
+        clipped = clip_coordinates(vectors, self.bound.limit)
         # A quotient of size 1 at most, in floating point too, so that none exceeds `steps`.
         exact = (clipped.to("cpu", torch.float64) / self.bound.limit).clamp(-1, 1) * self.steps
-        rounded = stochastic_round(exact, noise).to(vectors.device)
-        if encode is None:
-            return rounded
-        return encode(rounded.double()).to(torch.int64)
+        return stochastic_round(exact, noise).to(vectors.device, torch.float64)
+
+    def bounded(self, cells: Tensor) -> Tensor:
+        """Return the cells: their coordinates are bounded."""
+        return cells
+
+    def rounded(self, bounded: Tensor, noise: Noise) -> Tensor:  # noqa: ARG002
+        """Convert whole numbers from float64 to int64."""
+        return bounded.to(torch.int64)

@@ -431,8 +431,8 @@ class FastNoise(SimulatedNoise):
         return iter(rows)
 
 
-SERVER = 1 << 62
-"""Number of the worker whose noise is the server's."""
+SERVER_NOISE = 1 << 62
+"""Number of the worker whose noise is the server's; on the wire the server is `wire.SERVER`."""
 
 _UNUSED = np.random.SeedSequence(0)  # of a generator that is set before it draws
 

@@ -120,12 +120,11 @@ def least_padding(
     enough = suffices(high)
     while bool((high - low > 1).any()):  # for all of them, also where none suffices
         middle = (low + high) // 2
-        good = suffices(middle)
-        low, high = np.where(good, low, middle), np.where(good, middle, high)
+        fits = suffices(middle)
+        low, high = np.where(fits, low, middle), np.where(fits, middle, high)
     lengths = np.where(enough, high, dim)
-    both = (lengths - dim, _claims(lengths, rows, cols, ratios))
-    needed, claimed = (torch.from_numpy(one).to(alpha.device) for one in both)
-    return needed, claimed
+    claimed = torch.from_numpy(_claims(lengths, rows, cols, ratios))
+    return torch.from_numpy(lengths - dim).to(alpha.device), claimed.to(alpha.device)
 
 
 def _ratios(alpha: Tensor, sigma: Tensor) -> npt.NDArray[np.float64]:
@@ -145,8 +144,8 @@ def _claims(
     """Claims for vectors of one length, or of one each."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # where there is no claim
         x = ratios * _loss(dim, cols, 1.0)
-        good = (x < 0.5) & (np.asarray(dim) > cols) & (cols > 1)
-        return np.where(good, -rows * np.log1p(-2 * x), math.inf)
+        holds = (x < 0.5) & (np.asarray(dim) > cols) & (cols > 1)
+        return np.where(holds, -rows * np.log1p(-2 * x), math.inf)
 
 
 def padding_for(

@@ -27,7 +27,7 @@ from diffsketch.methods.gate import NonFiniteUpdate, check_budget, release
 from diffsketch.methods.plain import RoundedTables, SaturationWatch
 from diffsketch.privacy.accounting.account import Budget, BudgetExceeded
 from diffsketch.privacy.claim import Claim, Epsilon, NoClaim, ProvenClaim, SimulatedClaim
-from diffsketch.privacy.simulated_noise import SERVER, CohortNoise, Noise, NoiseKey
+from diffsketch.privacy.simulated_noise import SERVER_NOISE, CohortNoise, Noise, NoiseKey
 from diffsketch.sketch.hashing import HashSeed, SketchKey
 from diffsketch.training.clients import ACCOUNTS, EVERYONE, Participation
 from diffsketch.training.identity import run_identity, run_noise_key, tensor_digest
@@ -461,7 +461,9 @@ class Simulation:
             form = method.total_format
             kind = torch.float32 if form.cells == "float32" else torch.int64
             total = torch.zeros(form.shape, dtype=kind, device=state.model.weights.device)
-        total = method.publish(total, CohortNoise(self.noise_key, [SERVER], round_index=index))
+        total = method.publish(
+            total, CohortNoise(self.noise_key, [SERVER_NOISE], round_index=index)
+        )
         count: int | float = summed.count
         if not self.sampler.fixed_size:  # the number drawn is secret
             count = self.sampler.expected * (count / len(members) if len(members) else 1.0)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
@@ -77,8 +78,8 @@ class MessageFormat:
 
     def __post_init__(self) -> None:
         check(self.dim >= 1, "dim", "be >= 1", self.dim)
-        good = 1 <= len(self.shape) <= 2 and all(size >= 1 for size in self.shape)
-        check(good, "shape", "be (length,) or (rows, cols)", self.shape)
+        sizes = 1 <= len(self.shape) <= 2 and all(size >= 1 for size in self.shape)
+        check(sizes, "shape", "be (length,) or (rows, cols)", self.shape)
         kinds = get_args(Cells)
         check(self.cells in kinds, "cells", f"be one of {', '.join(kinds)}", self.cells)
         if self.cells == "float32":
@@ -87,7 +88,7 @@ class MessageFormat:
         if self.code is not None:
             check(0 <= self.code < _OWN_CODES, "code", "be in 0..127", self.code)
 
-    @property
+    @cached_property
     def method_code(self) -> int:
         """The method's code in the header.
 
@@ -99,23 +100,23 @@ class MessageFormat:
         digest = hashlib.blake2b(self.method.encode(), digest_size=1, person=b"ds-method").digest()
         return _OWN_CODES + digest[0] % _OWN_CODES
 
-    @property
+    @cached_property
     def limits(self) -> tuple[int, int]:
         """Smallest whole number of a cell, and the first one beyond the largest."""
         low = -(1 << (self.bits - 1)) if self.cells == "signed" else 0
         return low, low + (1 << self.bits)
 
-    @property
+    @cached_property
     def cell_count(self) -> int:
         """Cells of a message."""
         return math.prod(self.shape)
 
-    @property
+    @cached_property
     def payload_bytes(self) -> int:
         """Bytes of the packed cells."""
         return -(-self.cell_count * self.bits // 8)
 
-    @property
+    @cached_property
     def full_bytes(self) -> int:
         """Bytes of a message with a full header."""
         return HEADER_BYTES + self.payload_bytes
@@ -137,7 +138,7 @@ class MessageFormat:
 
 
 def payload_within(message_bytes: int) -> int:
-    """Bytes of cells that a message of so many bytes has room for, in an agreed round.
+    """Bytes of cells that a message of `message_bytes` has room for, in an agreed round.
 
     >>> payload_within(8), payload_within(66), payload_within(67), payload_within(1000)
     (6, 64, 64, 996)

@@ -17,7 +17,7 @@ from diffsketch.errors import MismatchError
 from diffsketch.errors import check as check_that
 from diffsketch.wire.formats import DuplicateError, MessageFormat, WireError
 from diffsketch.wire.kernels import DIGIT_BITS, DIGITS, add_words, digits_in
-from diffsketch.wire.message import MAX_COUNT, SERVER, Header, Message
+from diffsketch.wire.message import MAX_COUNT, SERVER, Message, check_header
 
 _LOWEST = -149  # the smallest float32 is 2**-149, and all of them are multiples of it
 
@@ -128,10 +128,10 @@ class Inbox:
         total_format: Of the sum, where it is another one: whole numbers with more bits.
         sums: Whether messages may be sums of several themselves. If not, one that says so is
             refused: a worker must not count more than once.
-        wraps: Whether whole numbers are summed modulo `2**bits`, as in a secure sum; None for
-            whenever the total has no more bits than a message. Above other inboxes, messages have
-            the total's bits already: False there, if workers' messages have fewer, so that a sum
-            that does not fit is found.
+        wraps: Whether whole numbers are summed modulo `2**bits`, as in a secure sum. None: if and
+            only if the total has as many bits as a message. Above other inboxes, messages have the
+            total's bits already: False there, if workers' messages have fewer, so that a sum that
+            does not fit is found.
         check: Looks at each message before it is summed, and raises a `WireError` for one that
             nobody should send.
 
@@ -168,9 +168,8 @@ class Inbox:
         check: Callable[[Message], None] | None = None,
     ) -> None:
         total = total_format or expected
-        # Checks the numbers, for messages and for the total.
         for layout in (expected, total):
-            Header.of(layout, round_index=round_index, fingerprint=fingerprint, sender=SERVER)
+            check_header(layout, round_index, fingerprint)
         same = total.cells == expected.cells and replace(expected, bits=total.bits) == total
         if not same or total.bits < expected.bits:
             raise MismatchError(

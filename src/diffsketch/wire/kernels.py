@@ -17,13 +17,13 @@ DIGIT_BITS, DIGITS = 16, 16
 @compiled
 def digits_in(words: Any) -> Any:
     """A bit for each digit of `FloatSum` that float32 numbers with these bits are added to."""
-    found = np.uint32(0)
+    mask = np.uint32(0)
     for word in words:
         if word << np.uint32(1):  # zeros, of either sign, are added to none
             exponent = (word >> np.uint32(23)) & np.uint32(0xFF)
             shift = exponent - np.uint32(exponent > 0)
-            found |= np.uint32(1) << (shift // np.uint32(DIGIT_BITS))
-    return found
+            mask |= np.uint32(1) << (shift // np.uint32(DIGIT_BITS))
+    return mask
 
 
 @compiled
@@ -33,10 +33,10 @@ def add_words(words: Any, places: Any, digits: Any) -> None:
         word = np.int64(words[i])
         exponent = (word >> 23) & 0xFF
         leading = np.int64(exponent > 0)
-        whole = (word & 0x7FFFFF) | (leading << 23)
+        significand = (word & 0x7FFFFF) | (leading << 23)
         shift = exponent - leading
-        whole <<= shift % DIGIT_BITS
-        digits[places[shift // DIGIT_BITS], i] += -whole if word >> 31 else whole
+        significand <<= shift % DIGIT_BITS
+        digits[places[shift // DIGIT_BITS], i] += -significand if word >> 31 else significand
 
 
 @compiled
@@ -59,7 +59,7 @@ def pack_words(cells: Any, bits: Any, words: Any) -> None:
 
 @compiled
 def unpack_words(words: Any, bits: Any, cells: Any) -> None:
-    """Unpack cells of so many bits from 64-bit words."""
+    """Unpack cells of `bits` bits from 64-bit words."""
     mask = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
     for i in range(cells.size):
         first = np.uint64(i) * np.uint64(bits)

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from dataclasses import KW_ONLY, astuple, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 
 from torch import Tensor
 
@@ -86,20 +86,9 @@ class Header:
         count: int = 1,
     ) -> Header:  # fmt: skip
         """Make the header of a message; an `ArgumentError` if a number does not fit its bytes."""
-        rows, cols = layout.shape if len(layout.shape) == 2 else (0, layout.shape[0])
-        for name, value, least, most in (
-            ("dim", layout.dim, 1, _MAX_SIZE),
-            ("rows", rows, 0, 2**16 - 1),
-            ("cols", cols, 1, _MAX_SIZE),
-            ("round_index", round_index, 0, 2**32 - 1),
-            ("sender", sender, 0, SERVER),
-            ("count", count, 1, MAX_COUNT),
-        ):
-            check_whole(name, value, least=least, most=most)
-        if not isinstance(fingerprint, bytes) or len(fingerprint) != 8:
-            raise ArgumentError("fingerprint must be the 8 bytes of HashSeed.fingerprint")
-        kind = _CELL_CODES[layout.cells]
-        about = round_index, count, sender, fingerprint
+        check_header(layout, round_index, fingerprint, sender=sender, count=count)
+        rows, cols = _rows_and_cols(layout)
+        kind, about = _CELL_CODES[layout.cells], (round_index, count, sender, fingerprint)
         return cls(layout.method_code, layout.dim, rows, cols, kind, layout.bits, *about)
 
     @classmethod
@@ -118,9 +107,9 @@ class Header:
             raise WireError(f"not a message of ours: it begins with {bytes(data[:2]).hex()}")
         if data[2] != VERSION:
             raise WireError(f"message is of version {data[2]}, and only {VERSION} is understood")
-        _, _, method, _, dim, rows, cols, *rest = _STRUCT.unpack_from(data)
+        _, _, method, _, dim, rows, cols, *about = _STRUCT.unpack_from(data)
         return cls(
-            method, int.from_bytes(dim, "little"), rows, int.from_bytes(cols, "little"), *rest
+            method, int.from_bytes(dim, "little"), rows, int.from_bytes(cols, "little"), *about
         )
 
     @property
@@ -130,9 +119,9 @@ class Header:
 
     def to_bytes(self) -> bytes:
         """Serialise, with zeros for the checksum."""
-        method, dim, rows, cols, *rest = astuple(self)
-        sizes = dim.to_bytes(6, "little"), rows, cols.to_bytes(6, "little")
-        return _STRUCT.pack(_MAGIC, VERSION, method, bytes(4), *sizes, *rest)
+        sizes = self.dim.to_bytes(6, "little"), self.rows, self.cols.to_bytes(6, "little")
+        about = self.cells, self.bits, self.round_index, self.count, self.sender, self.fingerprint
+        return _STRUCT.pack(_MAGIC, VERSION, self.method, bytes(4), *sizes, *about)
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,18 +162,25 @@ class Message:
     fingerprint: bytes
     sender: int
     count: int = 1
+    header: Header = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        _ = self.header  # checks the numbers
-        check_cells(self.cells, self.format)
-
-    @property
-    def header(self) -> Header:
-        """The message's header."""
-        return Header.of(
+        header = Header.of(
             self.format, round_index=self.round_index, fingerprint=self.fingerprint,
             sender=self.sender, count=self.count,
         )  # fmt: skip
+        object.__setattr__(self, "header", header)
+        check_cells(self.cells, self.format)
+
+    @classmethod
+    def _read(cls, header: Header, expected: MessageFormat, data: bytes | bytearray) -> Message:
+        """Make the message of a header that was checked, and of the cells at the end of `data`."""
+        message = object.__new__(cls)
+        message.__dict__.update(
+            format=expected, cells=unpack(data, expected), round_index=header.round_index,
+            fingerprint=header.fingerprint, sender=header.sender, count=header.count, header=header,
+        )  # fmt: skip
+        return message
 
     def to_bytes(self, *, agreed: bool = False) -> bytes:
         """Serialise to `format.full_bytes` bytes.
@@ -226,10 +222,7 @@ class Message:
         """
         check_data(data)
         summed = sender == SERVER
-        length = expected.sum_bytes if summed else expected.wire_bytes
-        if len(data) != length:
-            what = "truncated" if len(data) < length else "too long"
-            raise WireError(f"message is {what}: {len(data)} bytes, and {length} are expected")
+        _check_length(data, expected.sum_bytes if summed else expected.wire_bytes)
         count = int.from_bytes(data[:COUNT_BYTES], "little") if summed else 1
         if not 1 <= count <= most:
             raise WireError(f"message is the sum of {count} messages, and 1 to {most} are expected")
@@ -237,16 +230,12 @@ class Message:
         header = Header.of(
             expected, round_index=round_index, fingerprint=fingerprint, sender=sender, count=count
         )
-        found = checksum(header.to_bytes() + data[cells:])[:end]
-        if data[cells - end : cells] != found:
+        if data[cells - end : cells] != checksum(header.to_bytes() + data[cells:])[:end]:
             raise WireError(
                 f"message is not that of sender {sender} in round {round_index} as agreed, or was "
                 "altered on its way: its checksum does not fit"
             )
-        return cls(
-            expected, unpack(data, expected), round_index=round_index, fingerprint=fingerprint,
-            sender=sender, count=count,
-        )  # fmt: skip
+        return cls._read(header, expected, data)
 
     @classmethod
     def from_bytes(
@@ -273,20 +262,21 @@ class Message:
             WireError: It is not such a message.
             ArgumentError: No message could be what is expected, or `data` is not bytes.
         """
-        wanted = Header.of(expected, round_index=round_index, fingerprint=fingerprint, sender=0)
+        check_header(expected, round_index, fingerprint)
         header = Header.parse(data)
-        for name in ("method code", "cells of code", "bits", "dim", "shape"):
-            found, right = (getattr(one, name.split()[0]) for one in (header, wanted))
-            if found != right:
+        for name, value, right in (
+            ("method code", header.method, expected.method_code),
+            ("cells of code", header.cells, _CELL_CODES[expected.cells]),
+            ("bits", header.bits, expected.bits),
+            ("dim", header.dim, expected.dim),
+            ("shape", header.shape, expected.shape),
+        ):
+            if value != right:
                 raise WireError(
-                    f"message has {name} {found}, and {right} is expected for method "
+                    f"message has {name} {value}, and {right} is expected for method "
                     f"{expected.method}"
                 )
-        if len(data) != expected.full_bytes:
-            what = "truncated" if len(data) < expected.full_bytes else "too long"
-            raise WireError(
-                f"message is {what}: {len(data)} bytes, and {expected.full_bytes} are expected"
-            )
+        _check_length(data, expected.full_bytes)
         if data[CHECKSUM] != checksum(data):
             raise WireError("message was altered on its way: its checksum does not fit")
         if header.round_index != round_index:
@@ -303,10 +293,36 @@ class Message:
             raise WireError(
                 f"message is the sum of {header.count} messages, and {many} is expected"
             )
-        return cls(
-            expected, unpack(data, expected), round_index=round_index, fingerprint=fingerprint,
-            sender=header.sender, count=header.count,
-        )  # fmt: skip
+        return cls._read(header, expected, data)
+
+
+def check_header(
+    layout: MessageFormat, round_index: int, fingerprint: bytes, *, sender: int = 0, count: int = 1
+) -> None:
+    """Raise an `ArgumentError` for numbers that do not fit the bytes of a header."""
+    rows, cols = _rows_and_cols(layout)
+    for name, value, least, most in (
+        ("dim", layout.dim, 1, _MAX_SIZE),
+        ("rows", rows, 0, 2**16 - 1),
+        ("cols", cols, 1, _MAX_SIZE),
+        ("round_index", round_index, 0, 2**32 - 1),
+        ("sender", sender, 0, SERVER),
+        ("count", count, 1, MAX_COUNT),
+    ):
+        if type(value) is not int or not least <= value <= most:  # it has the words for it
+            check_whole(name, value, least=least, most=most)
+    if not isinstance(fingerprint, bytes) or len(fingerprint) != 8:
+        raise ArgumentError("fingerprint must be the 8 bytes of HashSeed.fingerprint")
+
+
+def _rows_and_cols(layout: MessageFormat) -> tuple[int, int]:
+    return (0, layout.shape[0]) if len(layout.shape) == 1 else (layout.shape[0], layout.shape[1])
+
+
+def _check_length(data: bytes | bytearray, length: int) -> None:
+    if len(data) != length:
+        what = "truncated" if len(data) < length else "too long"
+        raise WireError(f"message is {what}: {len(data)} bytes, and {length} are expected")
 
 
 def check_data(data: object) -> None:

@@ -1,4 +1,4 @@
-"""Gaussian noise on real numbers."""
+"""Gaussian noise on real numbers, for simulations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check, check_positive, check_type
 from diffsketch.privacy.accounting import events
-from diffsketch.privacy.claim import Relation, Scope, SimulatedClaim, Trust
+from diffsketch.privacy.claim import Relation, RelationName, Scope, SimulatedClaim, Trust, TrustName
 from diffsketch.privacy.clipping import Bound, Encode
 from diffsketch.privacy.simulated_noise import Noise
 
@@ -25,7 +25,7 @@ class GaussianMechanism:
     Guarantees: exactly `mu`-Gaussian differential privacy with `mu = 1 / noise_multiplier`, for
     each epsilon and delta (the analytic Gaussian mechanism; `tests/privacy/test_additive.py`).
     This is a theorem about real numbers. In floating point the noise is for simulation; for a real
-    release take whole numbers and discrete noise.
+    release take whole numbers and discrete noise (`DiscreteGaussianMechanism`).
 
     Args:
         bound: Clipping of values, and with that the sensitivity.
@@ -49,33 +49,31 @@ class GaussianMechanism:
 
     bound: Bound
     noise_multiplier: float
-    relation: Relation = Relation.REPLACE
-    trust: Trust = Trust.LOCAL
+    relation: RelationName = Relation.REPLACE
+    trust: TrustName = Trust.LOCAL
 
     def __post_init__(self) -> None:
         check(isinstance(self.bound, Bound), "bound", "be a bound", self.bound)
         check_positive("noise_multiplier", self.noise_multiplier)
-        scope = Scope(self.bound.unit, self.relation, self.trust)  # checks, and converts names
-        check(scope.trust is not Trust.DISTRIBUTED, "trust", "be local or central", scope.trust)
-        object.__setattr__(self, "relation", scope.relation)
-        object.__setattr__(self, "trust", scope.trust)
+        trust = self._scope.trust
+        check(trust is not Trust.DISTRIBUTED, "trust", "be local or central", trust)
         # A scale that vanishes in floating point would be no noise at all.
         check(0 < self.std < math.inf, "noise_multiplier", "give noise", self.noise_multiplier)
 
     @property
+    def _scope(self) -> Scope:
+        return Scope(self.bound.unit, self.relation, self.trust)  # checks, and converts names
+
+    @property
     def std(self) -> float:
         """Standard deviation of the noise in a cell."""
-        return self.noise_multiplier * self.bound.sensitivity(2, self.relation)
+        return self.noise_multiplier * self.bound.sensitivity(2, self._scope.relation)
 
     @property
     def claim(self) -> SimulatedClaim:
-        """The claim of one release on real numbers: noise in floating point is simulated.
-
-        For releases there is noise on whole numbers: `DiscreteGaussianMechanism` and its kin.
-        """
-        scope = Scope(self.bound.unit, self.relation, self.trust)
-        name = f"Gaussian noise of standard deviation {self.std:.4g} on what is sent"
-        return SimulatedClaim(scope, events.gaussian(self.noise_multiplier), name)
+        """The claim of one release on real numbers: noise in floating point is simulated."""
+        text = f"Gaussian noise of standard deviation {self.std:.4g} on what is sent"
+        return SimulatedClaim(self._scope, events.gaussian(self.noise_multiplier), text)
 
     def release(
         self, vectors: Tensor, noise: Noise, *, encode: Encode | None = None, batch: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -18,6 +19,7 @@ from diffsketch.privacy.claim import (
     PaperClaim,
     ProvenClaim,
     Relation,
+    RelationName,
     Scope,
     Trust,
     Unit,
@@ -101,7 +103,6 @@ class BinomialMechanism:
         cohort: Members of the secure sum.
         delta: The delta of the claim.
         relation: Which data sets are neighbours; for add-or-remove a member's vector becomes zero.
-        unit: Origin of a vector: a client, or an example.
         claimed: An epsilon that a paper states for these numbers, to be shown as its claim where
             nothing is proven.
 
@@ -117,8 +118,7 @@ class BinomialMechanism:
     trials: int
     cohort: int
     delta: float
-    relation: Relation = Relation.REPLACE
-    unit: Unit = Unit.CLIENT
+    relation: RelationName = Relation.REPLACE
     claimed: float | None = None
 
     def __post_init__(self) -> None:
@@ -127,10 +127,11 @@ class BinomialMechanism:
         check_positive("clip", self.clip)
         check_positive("limit", self.limit)
         check(0 < self.delta < 1, "delta", "be in (0, 1)", self.delta)
-        check(self.unit != Unit.COORDINATE, "unit", "be example or client", self.unit)
-        scope = Scope(self.unit, self.relation, Trust.DISTRIBUTED)
-        object.__setattr__(self, "relation", scope.relation)
-        object.__setattr__(self, "unit", scope.unit)
+        object.__setattr__(self, "relation", self._scope.relation)
+
+    @cached_property
+    def _scope(self) -> Scope:
+        return Scope(Unit.CLIENT, self.relation, Trust.DISTRIBUTED)  # checks the relation
 
     @property
     def step(self) -> float:
@@ -150,7 +151,7 @@ class BinomialMechanism:
     @property
     def std(self) -> float:
         """Standard deviation of the noise in a coordinate of the cohort's sum."""
-        return self.step * math.sqrt(self._noise_variance(self.cohort))
+        return self.step * math.sqrt(self.cohort * self.trials / 4)
 
     @property
     def claim(self) -> ProvenClaim | PaperClaim | NoClaim:
@@ -160,8 +161,7 @@ class BinomialMechanism:
     def claim_for(self, present: int) -> ProvenClaim | PaperClaim | NoClaim:
         """The claim of one round, for `delta`, if only `present` members contributed."""
         check_whole("present", present, least=1, most=self.cohort)
-        scope = Scope(self.unit, self.relation, Trust.DISTRIBUTED)
-        variance = self._noise_variance(present)
+        scope, variance = self._scope, present * self.trials / 4
         proven = [
             _theorem(shift, variance, self.delta - shift.failure, self.dim)
             for shift in self.shifts()
@@ -181,7 +181,7 @@ class BinomialMechanism:
 
     def shifts(self) -> tuple[Shift, Shift]:
         """Two bounds on how far a member moves the sum: one for certain, one nearly so."""
-        root, values = math.sqrt(self.dim), self.relation.values
+        root, values = math.sqrt(self.dim), self._scope.relation.values
         r = self.clip / self.step * values
         span = (self.levels - 1) * values / 2
         largest = float(math.ceil(min(r, span)))
@@ -205,10 +205,10 @@ class BinomialMechanism:
     def largest_norm(self, count: int, failure: float) -> float:
         """Norm of such a sum, but with probability `failure`: rounding moves a number by a step."""
         root = math.sqrt(self.dim)
-        own = min(self.clip + root * self.step, root * self.limit)
+        clipped = min(self.clip + root * self.step, root * self.limit)
         # By Hoeffding's lemma a trial is sub-Gaussian with a parameter of 1/4.
         noise = noise_norm(self.dim, count * self.trials / 4, failure)
-        return count * own + self.step * noise
+        return count * clipped + self.step * noise
 
     def release(self, vectors: Tensor, noise: Noise) -> Tensor:
         """One message (int64, in `[0, levels + trials)`) for each vector of `(..., dim)`."""
@@ -226,9 +226,6 @@ class BinomialMechanism:
         if total.dtype != torch.int64 or total.dim() < 1 or total.shape[-1] != self.dim:
             raise MismatchError(f"expected int64 sums of {self.dim}, got {tuple(total.shape)}")
         return self.centred(total, count) / count
-
-    def _noise_variance(self, count: int) -> float:
-        return count * self.trials / 4
 
 
 def _least_variance(shift: Shift, delta: float, dim: int) -> float:

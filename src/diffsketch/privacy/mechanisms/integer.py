@@ -62,21 +62,28 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import ClassVar, Self
+from functools import cached_property, partial
+from typing import ClassVar, Literal, Self
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check, check_positive, check_whole
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.accounting.events import Event, GaussianEvent
-from diffsketch.privacy.claim import ProvenClaim, Relation, Scope, Trust
+from diffsketch.privacy.claim import (
+    ProvenClaim,
+    Relation,
+    RelationName,
+    Scope,
+    Trust,
+    TrustName,
+)
 from diffsketch.privacy.clipping import (
     MAX_BITS,
     CoordinateBound,
     CoordinateQuantizer,
-    Encode,
     Quantizer,
     centre,
     wrap,
@@ -91,7 +98,7 @@ _HALVINGS = 60
 def noise_norm(
     cells: int, variance: float, failure: float, log_tail: Callable[[float], float] | None = None
 ) -> float:
-    """A Euclidean norm that `cells` independent noises exceed with probability at most `failure`.
+    """Return a Euclidean norm that `cells` noises exceed with probability at most `failure`.
 
     * Sub-Gaussian noise (Gaussian, discrete Gaussian, binomial): `sqrt(variance) (sqrt(cells) +
       sqrt(2 ln(1/failure)))` (Hsu, Kakade, Zhang 2012).
@@ -100,7 +107,7 @@ def noise_norm(
       inequality says, but with `failure / 2`. `log_tail` bounds the logarithm of `P[x >= margin]`,
       and of `P[x <= -margin]`, and falls to minus infinity.
 
-    Guarantees (`tests/methods/test_honest.py`): norms of drawn messages exceed it at most so often.
+    Guarantees (`tests/methods/test_honest.py`): drawn messages exceed it no more often.
     """
     check(0 < failure < 1, "failure", "be in (0, 1)", failure)
     std = math.sqrt(variance)
@@ -133,15 +140,24 @@ def widest_step(curvature: float) -> float:
 
 @dataclass(frozen=True)
 class IntegerMechanism(ABC):
-    """A quantiser, integer noise, and a modulus. Its subclasses say which noise.
+    """A quantizer, integer noise, and a modulus. Subclasses say which noise.
 
     * `local` trust: every member adds all of the noise to its message.
     * `distributed` trust: every one of the `cohort` members adds its share, and the claim is about
       their secure sum. It holds while all of them contribute; `claim_for` says what holds if only
       some did. The relation add-or-remove means that a member's table becomes zero (it still adds
       its share of the noise).
-    * `central` trust: members send `rounded` tables to a server which they trust, and which adds
-      the noise once, to the sum, with `perturb`.
+    * `central` trust: members send messages without noise to a server which they trust, and which
+      adds `draw` once, to the sum.
+
+    A message is made in four steps, of which the first is the method's:
+
+        cells   = encode(quantizer.prepared(vectors, noise))   a vector, or its table
+        bounded = quantizer.bounded(cells)
+        rounded = quantizer.rounded(bounded, noise)
+        message = mechanism.noised(rounded, noise)
+
+    where `prepared` is for coordinates that are bounded one by one.
 
     Args:
         quantizer: Clipping and rounding, and with that the sensitivity.
@@ -149,16 +165,17 @@ class IntegerMechanism(ABC):
         relation: Which data sets are neighbours.
         trust: Who adds the noise.
         cohort: Messages in a sum.
-        bits: Per cell of a message; the modulus is `2**bits`.
+        bits: Bits of a number with noise; the modulus of a secure sum is `2**bits`.
     """
 
     quantizer: Quantizer | CoordinateQuantizer
     noise_multiplier: float
-    relation: Relation = field(default=Relation.REPLACE, kw_only=True)
-    trust: Trust = field(default=Trust.LOCAL, kw_only=True)
+    relation: RelationName = field(default=Relation.REPLACE, kw_only=True)
+    trust: TrustName = field(default=Trust.LOCAL, kw_only=True)
     cohort: int = field(default=1, kw_only=True)
     bits: int = field(default=32, kw_only=True)
 
+    whole: ClassVar[Literal[True]] = True  # messages are whole numbers
     _name: ClassVar[str]
     _sub_gaussian: ClassVar[bool] = False  # with `_noise_variance` as the parameter
 
@@ -166,52 +183,83 @@ class IntegerMechanism(ABC):
         check_positive("noise_multiplier", self.noise_multiplier)
         check_whole("cohort", self.cohort, least=1)
         check_whole("bits", self.bits, least=1, most=MAX_BITS)
-        scope = Scope(self.quantizer.bound.unit, self.relation, self.trust)
-        object.__setattr__(self, "relation", scope.relation)
-        object.__setattr__(self, "trust", scope.trust)
+        object.__setattr__(self, "relation", self._scope.relation)
+        object.__setattr__(self, "trust", self._scope.trust)
 
-    @property
+    @cached_property
+    def _scope(self) -> Scope:
+        return Scope(self.quantizer.bound.unit, self.relation, self.trust)  # converts names
+
+    @cached_property
     def claim(self) -> ProvenClaim:
         """The claim of one round if every member of the cohort contributed its noise."""
         return self.claim_for(self.cohort)
 
     def claim_for(self, present: int) -> ProvenClaim:
-        """The claim of one round if only `present` members contributed noise.
+        """State the claim of one round if only `present` members contributed noise.
 
         Under distributed trust fewer members mean less noise: never go on with `claim` then.
         """
         check_whole("present", present, least=1, most=self.cohort)
         std = f"{self._std_for(present):.4g}{self.quantizer.bound.measure}"
         text = f"{self._name} of standard deviation {std} on whole numbers"
-        if self.trust is Trust.DISTRIBUTED:
+        if self.shared:
             text += f", shared among {present} members,"
-        scope = Scope(self.quantizer.bound.unit, self.relation, self.trust)
-        return ProvenClaim(scope, self._event(present), text)
+        return ProvenClaim(self._scope, self._event(present), text)
+
+    @cached_property
+    def shared(self) -> bool:
+        """Whether members share the noise, and messages are taken modulo `2**bits`."""
+        return self.trust is Trust.DISTRIBUTED
+
+    @cached_property
+    def step(self) -> float:
+        """The value of 1 in units of the data."""
+        return self.quantizer.granularity
 
     @property
     def std(self) -> float:
         """Standard deviation of the noise of `claim` in a cell, in units of the data."""
         return self._std_for(self.cohort)
 
-    def rounded(self, vectors: Tensor, noise: Noise, *, encode: Encode | None = None) -> Tensor:
-        """Clipped and rounded (int64), without any noise: only for a server which is trusted."""
-        return self.quantizer.apply(vectors, noise, encode=encode)
+    @cached_property
+    def message_bits(self) -> int:
+        """Bits of a cell of a message: without noise, for central trust, the clip bounds it."""
+        if self.trust is Trust.CENTRAL:
+            return self.quantizer.peak.bit_length() + 1
+        return self.bits
 
-    def perturb(self, integers: Tensor, noise: Noise) -> Tensor:
-        """Whole numbers with one member's noise (the server's for central trust), wrapped."""
-        drawn = self.draw(tuple(integers.shape), noise).to(integers.device)
-        return wrap(integers + drawn, bits=self.bits)
+    def sum_bits(self, count: int) -> int:
+        """Bits of a cell of a sum of `count` messages, and of the noise that is added to it."""
+        if self.shared:
+            return self.bits
+        return min(MAX_BITS, 1 + max(self.message_bits + (count - 1).bit_length(), self.bits))
 
-    def release(self, vectors: Tensor, noise: Noise, *, encode: Encode | None = None) -> Tensor:
-        """One message (int64, in `[0, 2**bits)`) for each vector, with a member's noise."""
-        return self.perturb(self.rounded(vectors, noise, encode=encode), noise)
+    def noised(self, rounded: Tensor, noise: Noise) -> Tensor:
+        """Add a member's noise: modulo `2**bits` under a secure sum, else cut off at the limits."""
+        if self.trust is not Trust.CENTRAL:
+            rounded = rounded + self.draw(tuple(rounded.shape), noise).to(rounded.device)
+        return self.reduced(rounded, self.message_bits)
+
+    def reduced(self, total: Tensor, bits: int) -> Tensor:
+        """Bring whole numbers into `bits` bits: modulo `2**bits`, or signed and cut off."""
+        if self.shared:
+            return wrap(total, bits)
+        half = 1 << (bits - 1)
+        return total.clamp(-half, half - 1)
 
     def centred(self, total: Tensor) -> Tensor:
-        """The signed whole numbers (int64) that a sum modulo `2**bits` stands for."""
-        return centre(total, self.bits)
+        """Return the signed whole numbers that a sum, which may have wrapped, stands for."""
+        return centre(total, self.bits) if self.shared else total
+
+    def mean(
+        self, total: Tensor, count: int | float, *, unit: float = 1.0, out: Tensor | None = None
+    ) -> Tensor:
+        """Compute the mean (float32) of `count` messages from their sum, of which 1 is `unit`."""
+        return torch.mul(self.centred(total), self.step * unit / count, out=out)
 
     def overflow_bound(self) -> float:
-        """A bound on the probability that any cell of the sum wraps: accuracy, not privacy.
+        """Bound the probability that any cell of the sum wraps: accuracy, not privacy.
 
         Every member is taken to have its whole norm in the same cell.
         """
@@ -223,23 +271,25 @@ class IntegerMechanism(ABC):
         return math.exp(min(0.0, log_tail))
 
     def largest_cell(self, count: int, value: float, failure: float) -> float:
-        """Largest size of a cell in which messages have at most `value`, in units of the data."""
+        """Bound a cell in which `count` messages have at most `value`, but with `failure`."""
         # Rounding adds a step to each.
-        return count * (value + self.quantizer.granularity) + self._noise_norm(count, 1, failure)
+        return count * (value + self.step) + self._noise_norm(count, 1, failure)
+
+    def largest_norm(self, count: int, failure: float) -> float:
+        """Bound the norm of the sum of `count` messages, in units of the data, but with `failure`.
+
+        Sums that wrap only get shorter.
+        """
+        clipped = count * self.quantizer.longest * self.step
+        return clipped + self._noise_norm(count, self.quantizer.cells, failure)
 
     def _noise_norm(self, count: int, cells: int, failure: float) -> float:
-        """Norm of the noise of `count` messages in so many cells, in units of the data."""
+        """Norm of the noise of `count` messages in `cells` cells, in units of the data."""
         if self.trust is Trust.CENTRAL:
             return 0.0
         tail = None if self._sub_gaussian else partial(self._log_tail, sources=count)
         variance = count * self._noise_variance / self._parts
-        return self.quantizer.granularity * noise_norm(cells, variance, failure, tail)
-
-    def largest_norm(self, count: int, failure: float) -> float:
-        """Norm of the sum of `count` messages, in units of the data, but with `failure`."""
-        # Sums that wrap only get shorter.
-        own = count * self.quantizer.longest * self.quantizer.granularity
-        return own + self._noise_norm(count, self.quantizer.cells, failure)
+        return self.step * noise_norm(cells, variance, failure, tail)
 
     def with_bits_for(self, failure: float) -> Self:
         """The same with the fewest bits for which `overflow_bound` is at most `failure`."""
@@ -256,27 +306,27 @@ class IntegerMechanism(ABC):
         quantizer = self.quantizer
         if not isinstance(quantizer, Quantizer):
             raise ArgumentError("granularity must be given where coordinates are rounded")
-        limit, found = quantizer.bound.limit, None
-        fine, coarse = math.log(limit) - 20, math.log(limit) + 3
+        limit = math.log(quantizer.bound.limit)
+        fine, coarse, fitting = limit - 20, limit + 3, None
         for _ in range(_HALVINGS + 1):
-            middle = (fine + coarse) / 2 if found else coarse
+            middle = (fine + coarse) / 2 if fitting else coarse
             other = replace(self, quantizer=replace(quantizer, granularity=math.exp(middle)))
             if other.overflow_bound() <= failure:
-                coarse, found = middle, other
-            elif found is None:
+                coarse, fitting = middle, other
+            elif fitting is None:
                 raise ArgumentError(f"bits must be more for this cohort, got bits={self.bits}")
             else:
                 fine = middle
-        return found or self
+        return fitting or self
 
     def _std_for(self, present: int) -> float:
-        part = present / self.cohort if self.trust is Trust.DISTRIBUTED else 1.0
-        return self.quantizer.granularity * math.sqrt(self._noise_variance * part)
+        part = present / self.cohort if self.shared else 1.0
+        return self.step * math.sqrt(self._noise_variance * part)
 
     @property
     def _parts(self) -> int:
         """Number of messages that the noise of the claim comes in."""
-        return self.cohort if self.trust is Trust.DISTRIBUTED else 1
+        return self.cohort if self.shared else 1
 
     @property
     @abstractmethod
@@ -285,15 +335,15 @@ class IntegerMechanism(ABC):
 
     @abstractmethod
     def draw(self, shape: tuple[int, ...], noise: Noise) -> Tensor:
-        """The noise of one message (of the server, for central trust): int64."""
+        """Draw the noise of one message (of the server, for central trust): int64."""
 
     @abstractmethod
     def _event(self, present: int) -> Event:
-        """The event of a round with the noise of so many members."""
+        """Return the event of a round with the noise of `present` members."""
 
     @abstractmethod
     def _log_tail(self, margin: float, sources: int) -> float:
-        """A bound on the logarithm of P[a cell of so many messages' noises >= margin]."""
+        """Bound the logarithm of P[a cell of the noise of `sources` messages >= margin]."""
 
 
 @dataclass(frozen=True)
@@ -331,11 +381,12 @@ class DiscreteGaussianMechanism(IntegerMechanism):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        good = self.trust is not Trust.DISTRIBUTED or self._share >= 0.5
         need = f"give shares >= 1/2 (not {self._share:.3g})"
-        check(good, "noise_multiplier", need, self.noise_multiplier)
+        check(
+            not self.shared or self._share >= 0.5, "noise_multiplier", need, self.noise_multiplier
+        )
 
-    @property
+    @cached_property
     def _share(self) -> float:
         """The parameter of one message's noise."""
         sigma = self.noise_multiplier * self.quantizer.sensitivity(2, self.relation)
@@ -347,11 +398,11 @@ class DiscreteGaussianMechanism(IntegerMechanism):
         return self._parts * self._share**2
 
     def draw(self, shape: tuple[int, ...], noise: Noise) -> Tensor:
-        """The noise of one message: int64."""
+        """Draw the noise of one message: int64."""
         return noise.discrete_gaussian(shape, self._share)
 
     def _event(self, present: int) -> Event:
-        share, members = self._share, present if self.trust is Trust.DISTRIBUTED else 1
+        share, members = self._share, present if self.shared else 1
         k = np.arange(1, members, dtype=np.float64)
         q = np.exp(-2 * (math.pi * share) ** 2 * k / (k + 1))
         excess = 4 * float(np.arctanh(2 * q / (1 - q**3)).sum())
@@ -368,37 +419,24 @@ class DiscreteGaussianMechanism(IntegerMechanism):
 class DiscreteLaplaceMechanism(IntegerMechanism):
     """Noise with probabilities proportional to `exp(-abs(x) / scale)` on whole numbers.
 
-    A release is at most as revealing as that of one real number with Laplace noise of
-    `noise_multiplier` times the distance that it moves: over rounds they compose as such, and with
-    a delta of 0 each has an epsilon of `1 / noise_multiplier`. For this `scale` is the number `b`
-    with
+    It hides one coordinate, which moves one cell in each of `rows` rows, by as much in each. A
+    release is at most as revealing as `rows` releases of one real number each with Laplace noise
+    of `noise_multiplier * rows` times the distance that it moves: over rounds they compose as
+    such, and with a delta of 0 each release has an epsilon of `1 / noise_multiplier`. For this
+    `scale` is the number `b` with
 
-        D1 / b + m / (4 b**2) = 1 / noise_multiplier,    b <= noise_multiplier D1 + 1/4,
+        D1 / b + rows / (4 b**2) = 1 / noise_multiplier,    b <= noise_multiplier D1 + 1/4,
 
-    `D1` being the L1 sensitivity of the rounded tables (which is small for tables that are clipped
-    in that norm, `NormBound(..., order=1)`) and `m` how many cells can move, at most `D1`. One
-    coordinate moves one cell in each of `rows` rows, by as much in each: then `m = rows`, and a
-    release is at most as revealing as `rows` of one number with `rows` times the multiplier.
+    `D1` being the L1 sensitivity of the rounded tables.
 
     *Proof*, as for domination, with the Laplace distribution in place of the normal one. Let
     `z(t)` be the point above which a Laplace number of scale 1 is as likely as `X >= t`. As
     `P[X >= t]` is `exp(-t / b) / (1 + exp(-1 / b))` for `t >= 1`, `z` grows by `1 / b` from one
     whole number to the next, but from 0 to 1 by `1 / b + 2 log(cosh(1 / (2 b)))`, at most
     `1 / b + 1 / (4 b**2)`. So to move a cell by `s` steps tells no more than to move a real number
-    by `s / b + 1 / (4 b**2)`; and to move several of those, than to move one by the sum:
+    by `s / b + 1 / (4 b**2)`, of which `rows` with `s = D1 / rows` add up to the equation.
 
-    * Take the scale of the noise as the unit. For one number that moves by `s`, from `P` to `Q`,
-      let `D(s, e) = max_S P(S) - exp(e) Q(S)`. It is `1 - exp((e - s) / 2)` for `-s <= e <= s`,
-      and 0 beyond `s`. It grows with `s` and falls with `e`.
-    * Two numbers that move by `a <= c`: the first one's privacy loss `L` is at most `a`, so that
-      `D(a and c, e) = E[D(c, e - L)] <= D(c, e - a) = 1 - exp((e - a - c) / 2) = D(a + c, e)`
-      for `0 <= e <= a + c`, since `e - a` is then in `[-c, c]`. Beyond `a + c` both are 0, and for
-      `e < 0` both follow from `-e`, as `P` and `Q` are mirror images.
-    * So two numbers may be replaced by one that moves by the sum, and this again with the next
-      one, since what dominates a part dominates the whole.
-
-    Guarantees: never below exact enumeration (`tests/privacy/test_domination.py`); the steps of the
-    proof, numerically (`tests/privacy/test_additive.py`).
+    Guarantees: never below exact enumeration (`tests/privacy/test_domination.py`).
 
     Not for distributed trust: sums of discrete Laplace numbers are not discrete Laplace.
 
@@ -410,16 +448,20 @@ class DiscreteLaplaceMechanism(IntegerMechanism):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        good = self.trust is not Trust.DISTRIBUTED
-        check(good, "trust", "be local or central for Laplace noise", self.trust)
+        check(not self.shared, "trust", "be local or central for Laplace noise", self.trust)
+        coordinates = isinstance(self.quantizer, CoordinateQuantizer)
+        check(coordinates, "quantizer", "bound coordinates for Laplace noise", self.quantizer)
 
     @property
+    def _rows(self) -> int:
+        bound = self.quantizer.bound
+        return bound.rows if isinstance(bound, CoordinateBound) else 1
+
+    @cached_property
     def scale(self) -> float:
         """Scale of the noise, in steps."""
         shift = self.quantizer.sensitivity(1, self.relation)
-        bound, cells = self.quantizer.bound, self.quantizer.cells
-        moved = bound.rows if isinstance(bound, CoordinateBound) else min(shift, cells)
-        root = math.sqrt(shift**2 + moved / self.noise_multiplier)
+        root = math.sqrt(shift**2 + self._rows / self.noise_multiplier)
         return self.noise_multiplier * (shift + root) / 2
 
     @property
@@ -427,12 +469,11 @@ class DiscreteLaplaceMechanism(IntegerMechanism):
         return 2 * math.exp(-1 / self.scale) / math.expm1(-1 / self.scale) ** 2
 
     def draw(self, shape: tuple[int, ...], noise: Noise) -> Tensor:
-        """The noise of one message: int64."""
+        """Draw the noise of one message: int64."""
         return noise.discrete_laplace(shape, self.scale)
 
     def _event(self, present: int) -> Event:  # noqa: ARG002
-        bound = self.quantizer.bound
-        rows = bound.rows if isinstance(bound, CoordinateBound) else 1
+        rows = self._rows
         return events.repeated(events.laplace(self.noise_multiplier * rows), rows)
 
     def _log_tail(self, margin: float, sources: int) -> float:
@@ -489,7 +530,7 @@ class SkellamMechanism(IntegerMechanism):
 
     _name: ClassVar[str] = "Skellam noise"
 
-    @property
+    @cached_property
     def _share(self) -> float:
         """The variance of one message's noise."""
         return self._noise_variance / self._parts
@@ -499,13 +540,11 @@ class SkellamMechanism(IntegerMechanism):
         return (self.noise_multiplier * self.quantizer.sensitivity(2, self.relation)) ** 2
 
     def draw(self, shape: tuple[int, ...], noise: Noise) -> Tensor:
-        """The noise of one message: int64."""
+        """Draw the noise of one message: int64."""
         return noise.skellam(shape, self._share)
 
     def _event(self, present: int) -> Event:
-        variance = self._noise_variance
-        if self.trust is Trust.DISTRIBUTED:
-            variance = self._share * present
+        variance = self._share * (present if self.shared else 1)
         shift = self.quantizer.sensitivity(2, self.relation)
         return GaussianEvent(1 / (shift * widest_step(_curvature(variance))))
 

@@ -105,12 +105,13 @@ def padded_tables(
     tables = vectors.new_empty(workers, sketch.rows, sketch.cols)
     size = max(1, _GROUP // sketch.dim)  # workers whose vectors fit into memory
     for start in range(0, workers, size):
-        some = slice(start, min(start + size, workers))
-        own = noise if workers <= size else noise.part(torch.arange(some.start, some.stop))
-        shape = some.stop - some.start, sketch.dim - dim
-        appended = own.normal(shape, 1.0, dtype=vectors.dtype).to(vectors.device)
-        appended *= std[some, None].to(appended)
-        tables[some] = sketch.encode(torch.cat([vectors[some], appended], dim=-1), seed)
+        stop = min(start + size, workers)
+        group = slice(start, stop)
+        source = noise if workers <= size else noise.part(torch.arange(start, stop))
+        shape = stop - start, sketch.dim - dim
+        appended = source.normal(shape, 1.0, dtype=vectors.dtype).to(vectors.device)
+        appended *= std[group, None].to(appended)
+        tables[group] = sketch.encode(torch.cat([vectors[group], appended], dim=-1), seed)
     return tables
 
 
@@ -132,17 +133,17 @@ def own_padded_tables(
     tables, drawn = sketch.encode(vectors, seed, offset=0), dict[int, Tensor]()
     order: list[int] = torch.argsort(lengths, stable=True).tolist()
     stops = {worker: dim + int(lengths[worker]) for worker in order}
-    some = [worker for worker in order if is_factored(sketch, dim, stops[worker])]
+    factored = [worker for worker in order if is_factored(sketch, dim, stops[worker])]
     counts, counted = np.zeros((cells, cells)), dim
-    if some:
-        part = noise.part(torch.tensor(some))
-        normals = part.normal((len(some), cells), 1.0, dtype=torch.float64)
-        for worker, own in zip(some, normals, strict=True):
+    if factored:
+        source = noise.part(torch.tensor(factored))
+        normals = source.normal((len(factored), cells), 1.0, dtype=torch.float64)
+        for worker, standard in zip(factored, normals, strict=True):
             if stops[worker] > counted:
                 counts += gram(sketch, seed, counted, stops[worker])
             counted, lower = stops[worker], _factor(counts)
             if lower is not None:
-                drawn[worker] = (lower @ own).reshape(sketch.rows, sketch.cols)
+                drawn[worker] = (lower @ standard).reshape(sketch.rows, sketch.cols)
     for worker in order:
         if worker not in drawn and stops[worker] > dim:
             shape = 1, stops[worker] - dim
