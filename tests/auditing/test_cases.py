@@ -96,21 +96,28 @@ def without_flag(_: DiscreteGaussianMechanism, drawn: Tensor) -> Tensor:
     return torch.cat([drawn[:, :-1], 0 * drawn[:, -1:]], dim=1)
 
 
+def same_cells(_: DiscreteGaussianMechanism, drawn: Tensor) -> Tensor:
+    return drawn[:, :1].expand_as(drawn)
+
+
+def same_messages(_: DiscreteGaussianMechanism, drawn: Tensor) -> Tensor:
+    return drawn[:1].expand_as(drawn)
+
+
 @pytest.mark.parametrize(
     ("name", "fault"),
     [
         ("gaussian-local", cut),
         ("gaussian-central", cut),
-        ("sketch-gaussian-local", lambda _, drawn: drawn[:, :1].expand_as(drawn)),
+        ("sketch-gaussian-local", same_cells),
         ("gaussian-local-flag", without_flag),
         ("gaussian-central-flag", without_flag),
         ("gaussian-member-flag", without_flag),
-        *(
-            (name, lambda _, drawn: drawn[:1].expand_as(drawn))
-            for name in ("gaussian-local", "gaussian-central", "gaussian-member-flag")
-        ),
+        ("gaussian-local", same_messages),
+        ("gaussian-central", same_messages),
+        ("gaussian-member-flag", same_messages),
     ],
-    ids=str,
+    ids=lambda part: part if isinstance(part, str) else part.__name__,
 )
 def test_errors_of_the_library_itself_are_found(
     name: str,
