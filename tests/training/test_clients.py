@@ -1,27 +1,20 @@
-"""Accounts of clients: against `Account`, the stop at the budget, values that share arrays."""
+"""Accounts of clients: against `Account`, the stop at the budget, values that stay as they are."""
 
 from __future__ import annotations
 
-import gc
 import json
 import math
-import weakref
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.privacy.accounting import events
-from diffsketch.privacy.accounting.account import (
-    Account,
-    Budget,
-    BudgetExceeded,
-)
+from diffsketch.privacy.accounting.account import Account, Budget, BudgetExceeded
 from diffsketch.privacy.accounting.calibration import gaussian_multiplier
 from diffsketch.privacy.accounting.events import epsilon_for
 from diffsketch.privacy.claim import (
@@ -37,7 +30,7 @@ from diffsketch.privacy.claim import (
     Trust,
     Unit,
 )
-from diffsketch.training.clients import Columns, Participation
+from diffsketch.training.clients import Participation
 
 SCOPE = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
 DELTA = 1e-5
@@ -295,63 +288,29 @@ def test_refusals() -> None:
     assert torch.equal(accounts.state()["rounds"], torch.tensor([1, 0]))  # type: ignore[arg-type]
 
 
-CLIENTS = 6
-steps = st.tuples(
-    st.integers(0, 100),  # which of the values there are is changed
-    st.lists(st.integers(0, CLIENTS - 1), unique=True, max_size=4),
-    st.sampled_from(["one", "two", "three"]),
-)
+def test_values_are_never_changed() -> None:
+    """Whichever value a round starts from, it and all values before it stay as they are."""
+    first = Participation(4).after(GAUSSIAN, of(0, 1))
+    cohort = of(1, 2)
+    second = first.after(LAPLACE, cohort)
+    cohort[:] = 3  # the caller may use its array again
+    third, branch = second.after(GAUSSIAN, of(1)), first.after(GAUSSIAN, of(3))
+    counts = [one.rounds.tolist() for one in (first, second, third, branch)]
+    assert counts == [[1, 1, 0, 0], [1, 2, 1, 0], [1, 3, 1, 0], [1, 1, 0, 1]]
+    prices = [float(one.epsilon(DELTA)) for one in (first, second, third, branch)]
+    assert prices[0] == prices[3] < prices[1] < prices[2]
+    for value in first.state().values():
+        if isinstance(value, torch.Tensor):
+            value.fill_(9)
+    assert first.rounds.tolist() == counts[0]
+    assert float(first.epsilon(DELTA)) == prices[0]
 
 
-def as_lists(columns: Columns) -> dict[str, Any]:
-    return {name: columns.whole(name).tolist() for name in columns.names}
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.lists(steps, max_size=12), st.randoms(use_true_random=False))
-def test_any_one_can_be_changed_at_any_time(sequence: list[Any], order: Any) -> None:
-    found = [Columns({"one": np.zeros(CLIENTS, np.int64)})]
-    expected: list[dict[str, Any]] = [{"one": np.zeros(CLIENTS, np.int64)}]
-    for number, (which, places, name) in enumerate(sequence, 1):
-        index, at = which % len(found), np.array(places, np.int64)
-        shape = (len(places),) if name == "one" else (2, len(places))
-        values = np.full(shape, number)
-        found.append(found[index].changed(at, {name: values}))
-        copy = {key: value.copy() for key, value in expected[index].items()}
-        whole = CLIENTS if name == "one" else (2, CLIENTS)
-        copy.setdefault(name, np.zeros(whole, np.int64))[..., at] = values
-        expected.append(copy)
-        at[:] = 0  # what is handed over may be used again
-    for index in order.sample(range(len(found)), len(found)):
-        want = {name: value.tolist() for name, value in expected[index].items()}
-        assert as_lists(found[index]) == want
-
-
-def test_an_interrupt_half_way_changes_nothing() -> None:
-    before = Columns({"one": np.zeros(3), "two": np.ones(3)})
-    values: dict[str, Any] = {"one": np.full(2, 7.0), "two": Broken()}
-    with pytest.raises(KeyboardInterrupt):
-        before.changed(np.array([0, 2]), values)
-    assert as_lists(before) == {"one": [0, 0, 0], "two": [1, 1, 1]}
-    after = before.changed(np.array([1]), {"two": np.array([5.0])})
-    assert as_lists(after) == {"one": [0, 0, 0], "two": [1, 5, 1]}
-
-
-class Broken:
-    """Values that cannot be written."""
-
-    shape, dtype = (2,), np.dtype(float)
-
-    def __array__(self, *_: Any, **__: Any) -> Any:
-        raise KeyboardInterrupt
-
-
-def test_arrays_are_changed_in_place_and_old_values_are_forgotten() -> None:
-    columns = Columns({"one": np.zeros(3)})
-    first, array = weakref.ref(columns), columns._arrays["one"]
-    for _ in range(5):
-        columns = columns.changed(np.array([1]), {"one": columns.at("one", np.array([1])) + 1})
-    gc.collect()
-    assert columns._arrays["one"] is array
-    assert first() is None
-    assert as_lists(columns) == {"one": [0, 5, 0]}
+def test_another_budget_has_another_allowance() -> None:
+    accounts = Participation(1, Budget(0.5, DELTA))
+    with pytest.raises(BudgetExceeded):
+        accounts.after(GAUSSIAN, of(0))
+    free = replace(accounts, budget=None).after(GAUSSIAN, of(0))
+    assert free.rounds.tolist() == [1]
+    with pytest.raises(BudgetExceeded):
+        replace(free, budget=Budget(0.5, DELTA)).after(GAUSSIAN, of(0))

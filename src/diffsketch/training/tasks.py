@@ -6,7 +6,7 @@ import copy
 import inspect
 import pkgutil
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import import_module
@@ -140,6 +140,12 @@ class Batches:
     indices: Tensor  # `(workers, steps, batch_size)`, int64, into the examples of all devices
     present: Tensor | None = None  # of the same shape, bool; None if there are no empty places
     seeds: Tensor | None = None  # `(workers,)`, int64: of what the model draws for each, if it may
+
+    def by_worker(self) -> Iterator[Batches]:
+        """Yield the batches of each worker on its own."""
+        for row in range(len(self.indices)):
+            parts = (self.indices, self.present, self.seeds)
+            yield Batches(*(None if part is None else part[row : row + 1] for part in parts))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, eq=False, init=False)

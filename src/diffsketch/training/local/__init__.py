@@ -13,14 +13,7 @@ from diffsketch.training.local.closed_form import ClosedForm
 from diffsketch.training.models import CharLSTM, LogisticRegression
 from diffsketch.training.tasks import Loss
 
-__all__ = [
-    "ClosedForm",
-    "Functional",
-    "LocalTrainer",
-    "TrainerKind",
-    "WorkerLoop",
-    "trainer_for",
-]
+__all__ = ["ClosedForm", "Functional", "LocalTrainer", "TrainerKind", "WorkerLoop", "trainer_for"]
 
 TrainerKind: TypeAlias = Literal["auto", "closed", "batched", "threads", "loop"]
 
