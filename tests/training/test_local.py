@@ -17,7 +17,7 @@ from diffsketch.training.local import (
     WorkerLoop,
     trainer_for,
 )
-from diffsketch.training.local import any_model as functional_module
+from diffsketch.training.local import trainers as functional_module
 from diffsketch.training.models import CharLSTM, LogisticRegression, SmallCNN, flatten
 from diffsketch.training.tasks import Batches, Examples
 from tests.training.local_cases import (
@@ -163,7 +163,7 @@ def test_evaluate(case: tuple[nn.Module, Examples, LocalTrainer]) -> None:
 
 @pytest.mark.slow
 def test_parts_of_a_cohort_are_the_cohort(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("diffsketch.training.local.base._EVALUATED", 7)
+    monkeypatch.setattr("diffsketch.training.local.trainers._EVALUATED", 7)
     for kind_of in (ClosedForm, Functional):
         monkeypatch.setattr(kind_of, "examples_at_once", 20)
     examples = vectors()  # inputs that lie apart, which are not for compiled loops

@@ -69,7 +69,7 @@ class Participation:
     budget: Budget | None = None
     planned: Claim | None = field(default=None, repr=False)
     # Set by `replace` only; the arrays are never changed in place.
-    rounds: _Indices = field(default=None, repr=False, kw_only=True)  # type: ignore[assignment]
+    rounds: _Indices = field(default=None, repr=False, kw_only=True)  # type: ignore[arg-type]
     _paid: Mapping[str, _Paid] = field(default_factory=dict, repr=False, kw_only=True)
     _weakest: Claim | None = field(default=None, repr=False, kw_only=True)
     _allowance: Allowance | None = field(default=None, repr=False, kw_only=True)

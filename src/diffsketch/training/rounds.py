@@ -20,7 +20,7 @@ from diffsketch.errors import ArgumentError, check, check_positive, check_whole
 from diffsketch.methods.base import Method
 from diffsketch.methods.plain import TableMethod
 from diffsketch.sketch.hashing import HashSeed, columns_and_signs
-from diffsketch.training.local.base import LocalTrainer
+from diffsketch.training.local.trainers import LocalTrainer
 from diffsketch.training.sampling import draw_batches, model_seeds
 from diffsketch.training.tasks import Devices
 from diffsketch.wire.formats import CHECKSUM_BYTES, COUNT_BYTES
@@ -89,8 +89,10 @@ class Algorithm:
             return trainer.updates(weights, examples, batches, learning_rate=self.learning_rate)
         if weights.dim() == 1:
             return trainer.gradients(weights, examples, batches)
-        workers = zip(cohort.tolist(), batches.by_worker(), strict=True)
-        return torch.cat([trainer.gradients(weights[k], examples, batch) for k, batch in workers])
+        rows = enumerate(cohort.tolist())  # each worker from its own model
+        return torch.cat(
+            [trainer.gradients(weights[k], examples, batches.of_worker(row)) for row, k in rows]
+        )
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from diffsketch.sketch.hashing import HashSeed, SketchKey
 from diffsketch.training.clients import ACCOUNTS, EVERYONE, Participation
 from diffsketch.training.identity import run_identity, run_noise_key, tensor_digest
 from diffsketch.training.local import LocalTrainer, TrainerKind, trainer_for
-from diffsketch.training.local.base import NotAtOnce
+from diffsketch.training.local.trainers import NotAtOnce
 from diffsketch.training.models import flatten, load, working_copy
 from diffsketch.training.rounds import (
     CLIP_BYTES,
@@ -46,7 +46,7 @@ from diffsketch.training.rounds import (
     relative_drift,
 )
 from diffsketch.training.sampling import AllDevices, PoissonDevices, Sampler, UniformSampler
-from diffsketch.training.tasks import Examples, Task, check_task
+from diffsketch.training.tasks import Task, check_task
 
 Hashes: TypeAlias = Literal["fresh", "fixed"]
 _Indices: TypeAlias = npt.NDArray[np.int64]
@@ -211,7 +211,7 @@ class Simulation:
         check_budget(method, planned, budget)
         check_task(task, model)
         target = task.devices.examples.labels.device
-        self._test = Examples(task.test.inputs.to(target), task.test.labels.to(target))
+        self._test = task.test.to(target)
         self._message_bytes, self._round_bytes = method.wire_bytes, self.server.round_bytes(method)
         clip_bytes = CLIP_BYTES if method.round_clip else 0
         self._model_bytes = self.server.model_bytes(method.dim) + clip_bytes

@@ -183,20 +183,19 @@ def load_mnist(directory: Path | str | None = None, *, split: Literal["train", "
 
 def _load_task(
     name: str,
+    sizes: tuple[int, int],
     model: str,
     workers: int | None,
     samples: int | None,
     directory: Path | None,
     seed: int,
 ) -> Task:
-    """Images for workers, drawn at random without replacement, and all test images.
+    """Give images to workers, drawn at random without replacement, and keep all test images.
 
     Images are float32 in [0, 1], flat; they are converted once, since converting each batch took
     longer than the memory saves (188 MB).
     """
-    usual = next(kind.defaults for kind in TASKS if kind.name == name)
-    workers = int(usual["workers"]) if workers is None else workers
-    samples = int(usual["samples"]) if samples is None else samples
+    workers, samples = workers or sizes[0], samples or sizes[1]
     train, test = load_mnist(directory, split="train"), load_mnist(directory, split="test")
     height, width = train.inputs.shape[1:]
     if test.inputs.shape[1:] != (height, width) or len(test) == 0:
@@ -230,19 +229,9 @@ def _load_task(
 
 
 _MODELS = ("logistic", "cnn")
-_COMMON: dict[str, str | int | float] = {
-    "model": "logistic", "learning_rate": 0.01, "batch_size": 10, "local_epochs": 1, "cohort": 10,
-    "sampling": "weighted", "evaluate_every": 100,
-}  # fmt: skip
 
 TASKS = (
-    TaskKind("mnist", "MNIST", _MODELS, {
-        **_COMMON, "workers": 10, "samples": 200, "algorithm": "sgd", "rounds": 5000,
-        "rows": 7, "cols": 22, "per_round": 1.0,
-    }, partial(_load_task, "mnist")),
-    TaskKind("mnist-devices", "MNIST*", _MODELS, {
-        **_COMMON, "workers": 6000, "samples": 10, "algorithm": "fedavg", "rounds": 3000,
-        "rows": 10, "cols": 78, "per_round": 5.0, "claimed": 5.0,
-    }, partial(_load_task, "mnist-devices")),
-)  # fmt: skip
+    TaskKind("mnist", _MODELS, partial(_load_task, "mnist", (10, 200))),
+    TaskKind("mnist-devices", _MODELS, partial(_load_task, "mnist-devices", (6000, 10))),
+)
 """MNIST at 10 workers of 200 images each, and the paper's MNIST*: 6,000 devices of 10 each."""

@@ -309,10 +309,4 @@ def _load_task(
     return Task("shakespeare", Devices.of(held), tested, lambda seed: CharLSTM(seed=seed))
 
 
-TASKS = (
-    TaskKind("shakespeare", "Shakespeare", ("lstm",), {
-        "model": "lstm", "workers": _ROLES, "algorithm": "fedavg", "rounds": 250,
-        "learning_rate": 0.8, "batch_size": 10, "local_epochs": 1, "cohort": 1,
-        "sampling": "weighted", "rows": 10, "cols": 190, "per_round": 1.0, "evaluate_every": 10,
-    }, _load_task),
-)  # fmt: skip
+TASKS = (TaskKind("shakespeare", ("lstm",), _load_task),)

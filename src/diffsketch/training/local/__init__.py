@@ -1,15 +1,15 @@
-"""Local training: the gradients or updates of a whole cohort as one computation."""
+"""Local training: the gradients or updates of a cohort as one computation."""
 
 from __future__ import annotations
 
 from typing import Literal, TypeAlias, get_args
 
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from diffsketch.errors import check
-from diffsketch.training.local.any_model import Functional, WorkerLoop
-from diffsketch.training.local.base import LocalTrainer, draws_numbers, mixes_examples
 from diffsketch.training.local.closed_form import ClosedForm
+from diffsketch.training.local.trainers import Functional, LocalTrainer, WorkerLoop, draws_numbers
 from diffsketch.training.models import CharLSTM, LogisticRegression
 from diffsketch.training.tasks import Loss
 
@@ -27,7 +27,7 @@ def trainer_for(
     loss: Loss | None = None,
     keep_local: bool = False,
 ) -> LocalTrainer:
-    """The trainer for a model.
+    """Make the trainer for a model.
 
     Args:
         model: Maps inputs `(batch, ...)` to scores `(batch, classes)`. Its weights are not taken.
@@ -41,8 +41,8 @@ def trainer_for(
         keep_local: As the `Task` has it.
 
     Raises:
-        ArgumentError: There is no such kind, it does not fit the model or the loss, or training the
-            model would change buffers, or draw random numbers at once.
+        ArgumentError: The kind is unknown or does not fit the model or the loss, or training the
+            model would change buffers, or draw random numbers for all workers at once.
 
     >>> type(trainer_for(LogisticRegression())).__name__
     'ClosedForm'
@@ -50,7 +50,8 @@ def trainer_for(
     check(kind in get_args(TrainerKind), "kind", f"be one of {get_args(TrainerKind)}", kind)
     # Exactly this class: a subclass may compute something else.
     logistic = isinstance(model, LogisticRegression) and type(model) is LogisticRegression
-    random, mixing = (any(map(one, model.modules())) for one in (draws_numbers, mixes_examples))
+    random = any(map(draws_numbers, model.modules()))
+    mixing = any(isinstance(module, _BatchNorm) for module in model.modules())
     if kind in ("closed", "batched"):
         check(loss is None, "loss", f"be None, which is cross-entropy, for kind={kind!r}", loss)
         why = f"have no layers that mix examples, as BatchNorm does, for kind={kind!r}"
@@ -63,6 +64,5 @@ def trainer_for(
     if kind == "auto" and (random or mixing or recurrent or loss is not None):
         kind = "loop" if random else "threads"
     if kind in ("loop", "threads"):
-        threads = kind == "threads"
-        return WorkerLoop(model, threads=threads, loss=loss, keep_local=keep_local)
+        return WorkerLoop(model, threads=kind == "threads", loss=loss, keep_local=keep_local)
     return Functional(model, keep_local=keep_local)

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from diffsketch.compiled import compiled, run_tasks, threads_for
 from diffsketch.errors import ArgumentError, MismatchError
-from diffsketch.training.local.any_model import Batched
-from diffsketch.training.local.base import check_training, clear_absent, own_places
+from diffsketch.training.local.trainers import Batched, clear_absent, weighted_places
 from diffsketch.training.models import LogisticRegression
 from diffsketch.training.tasks import Batches, Examples
 
@@ -22,10 +21,10 @@ _TOGETHER = 5  # examples that are added to a row of weights in one pass
 
 
 @njit(fastmath={"reassoc", "contract", "nsz"})
-def _dot(one: Any, other: Any) -> Any:
+def _dot(a: Any, b: Any) -> Any:
     total = np.float32(0)
-    for i in range(one.size):
-        total += one[i] * other[i]
+    for i in range(a.size):
+        total += a[i] * b[i]
     return total
 
 
@@ -75,7 +74,7 @@ def _train_worker(
     weights: Any, classes: Any, inputs: Any, labels: Any, indices: Any, shares: Any, factor: Any,
     out: Any,
 ) -> None:  # fmt: skip
-    """All steps of one worker; `shares` say what each place weighs in its step's mean loss."""
+    """Take all steps of one worker; `shares` are the places' weights in a step's mean loss."""
     steps, size = indices.shape
     features = inputs.shape[1]
     residuals, scale = np.empty((classes, size), np.float32), np.empty(size, np.float32)
@@ -129,39 +128,14 @@ class ClosedForm(Batched):
         super().__init__(model)
         self._classes, self._features = model.weight.shape
 
-    def gradients(self, weights: Tensor, examples: Examples, batches: Batches) -> Tensor:
-        """The gradient of each worker's only step: see `LocalTrainer`."""
-        found = self._loops(weights, examples, batches, 1.0, one_step=True)
-        return super().gradients(weights, examples, batches) if found is None else found
-
-    def updates(
-        self, weights: Tensor, examples: Examples, batches: Batches, *, learning_rate: float
+    def _train(
+        self, weights: Tensor, examples: Examples, batches: Batches, rate: float | None
     ) -> Tensor:
-        """The change by each worker's SGD: see `LocalTrainer`."""
-        found = self._loops(weights, examples, batches, -learning_rate, one_step=False)
-        if found is None:
-            return super().updates(weights, examples, batches, learning_rate=learning_rate)
-        return found
-
-    def _loops(
-        self,
-        weights: Tensor,
-        examples: Examples,
-        batches: Batches,
-        factor: float,
-        *,
-        one_step: bool,
-    ) -> Tensor | None:
-        """The result of the compiled loops; None where they are not for such tensors."""
-        indices, places, inputs = batches.indices, None, examples.inputs
+        inputs = examples.inputs
         here = weights.device.type == inputs.device.type == "cpu" and inputs.dtype == torch.float32
         if not (here and inputs.is_contiguous() and weights.is_contiguous()):
-            return None
-        usual = weights.shape == (self.dim,) and weights.dtype == torch.float32
-        usual &= batches.present is None and indices.dtype == torch.int64 and indices.dim() == 3
-        if not usual or (one_step and indices.shape[1] != 1):
-            check_training(self._layout, weights, batches, one_step=one_step)
-            indices, places = own_places(batches)
+            return super()._train(weights, examples, batches, rate)
+        indices, places = weighted_places(batches)
         if indices.numel() == 0:
             return weights.new_zeros(len(indices), self.dim)
         self._check_chosen(indices, examples)
@@ -173,25 +147,25 @@ class ClosedForm(Batched):
             train, tasks, threads, tasks,
             weights.detach().numpy(), self._classes, inputs.flatten(1).numpy(),
             examples.labels.numpy(), indices.contiguous().numpy(), shares,
-            np.float32(factor), out.numpy(),
+            np.float32(1.0 if rate is None else -rate), out.numpy(),
         )  # fmt: skip
-        return out if places is None else clear_absent(out, batches)
+        return clear_absent(out, batches)
 
     def _check_chosen(self, indices: Tensor, examples: Examples) -> None:
-        """Raise unless sizes, indices and labels are those of the model: loops do not check."""
+        """Raise unless sizes, indices and labels fit the model: compiled loops do not check."""
         features = math.prod(examples.inputs.shape[1:])
         if features != self._features:
             raise MismatchError(f"inputs must have {self._features} numbers each, got {features}")
         chosen, count = indices.numpy().reshape(-1), len(examples.labels.numpy())
-        # As unsigned numbers, negative ones are very large: one look for both ends.
+        # As unsigned numbers, negative ones are very large: one comparison for both ends.
         if int(chosen.view(np.uint64).max()) >= count:
             raise ArgumentError(f"indices must be in [0, {count}), got {chosen}")
         low, high = examples.label_range
         if low >= 0 and high < self._classes:
             return  # all of them are, so these are
-        own = examples.labels.numpy()[chosen]
-        if int(own.view(np.uint64).max()) >= self._classes:
-            raise ArgumentError(f"labels must be in [0, {self._classes}), got {own}")
+        labels = examples.labels.numpy()[chosen]
+        if int(labels.view(np.uint64).max()) >= self._classes:
+            raise ArgumentError(f"labels must be in [0, {self._classes}), got {labels}")
 
     def _gradient(self, current: Tensor, inputs: Tensor, labels: Tensor, places: Tensor) -> Tensor:
         weight, bias = self._layout.split(current)
