@@ -75,8 +75,8 @@ class Participation:
     _allowance: Allowance | None = field(default=None, repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        check_whole("clients", self.clients, least=1)
         if self.rounds is None:
+            check_whole("clients", self.clients, least=1)
             object.__setattr__(self, "rounds", np.zeros(self.clients, np.int64))
         # An allowance remembers what is within its budget, so it must not outlive the budget.
         if self._allowance is None or self._allowance.budget != self.budget:
@@ -94,8 +94,8 @@ class Participation:
             BudgetExceeded: A client would have paid more than the budget.
             MismatchError: The claim has another scope than those of other rounds.
         """
-        weakest, proven = weaker(claim, self._weakest), isinstance(claim, ProvenClaim)
-        if self.budget is not None and not proven:
+        weakest = claim if claim is self._weakest else weaker(claim, self._weakest)
+        if self.budget is not None and not isinstance(claim, ProvenClaim):
             raise BudgetExceeded(
                 f"the budget of {self.budget.epsilon:g} is for what is proven: this round's "
                 f"epsilon is {claim.basis}; nothing was spent ({claim})"

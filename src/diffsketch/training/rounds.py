@@ -20,7 +20,7 @@ from diffsketch.errors import ArgumentError, check, check_positive, check_whole
 from diffsketch.methods.base import Method
 from diffsketch.methods.plain import TableMethod
 from diffsketch.sketch.hashing import HashSeed, columns_and_signs
-from diffsketch.training.local.trainers import LocalTrainer
+from diffsketch.training.local import LocalTrainer
 from diffsketch.training.sampling import draw_batches, model_seeds
 from diffsketch.training.tasks import Devices
 from diffsketch.wire.formats import CHECKSUM_BYTES, COUNT_BYTES
@@ -143,6 +143,7 @@ def kept_half(mean: Tensor, vectors: Tensor) -> Tensor:
     tensor([[ True, False,  True, False]])
     """
     gaps, dropped = (vectors - mean).abs(), mean.shape[-1] // 2
+    # The smallest gap that is dropped; the largest of all if none is.
     least = gaps.kthvalue(gaps.shape[-1] - dropped + bool(dropped), dim=-1, keepdim=True).values
     near, tied = gaps < least, gaps == least
     # Of equal gaps the first ones are dropped, the same on every device.
@@ -267,6 +268,7 @@ class ServerRule(ABC):
             step: The algorithm's factor of the mean.
             fresh: Whether each round has its own hashes.
         """
+        # The product of both steps multiplies float32 numbers, too.
         most = MOST_STEP / max(abs(step), 1.0)
         requirement = f"be at most {most:g} with this learning_rate"
         check(self.server_step <= most, "server_step", requirement, self.server_step)
@@ -275,7 +277,6 @@ class ServerRule(ABC):
     def start(self, weights: Tensor, method: Method) -> ModelState:
         """Make the model of the first round."""
 
-    @abstractmethod
     def advance(
         self,
         model: ModelState,
@@ -292,8 +293,31 @@ class ServerRule(ABC):
             published: The server's publication of the round.
             method: The method, at the clip of the round.
             step: Factor of the mean: `factor`, times minus the learning rate for gradients.
-            correct: Error correction of the decoded mean.
+            correct: Error correction of the mean.
         """
+        mean = self.mean(published, method)
+        if correct is not None:
+            mean = correct(mean)
+        if self.update_clip is not None:
+            mean = self.clipped(mean, method)
+        return self.apply(model, mean, step=step, method=method, seed=published.seed)
+
+    def mean(self, published: Published, method: Method) -> Tensor:
+        """Decode the mean of the published messages."""
+        total, seed, count = published.total, published.seed, published.count
+        if isinstance(count, int):
+            return method.decode(total, seed, count=count)
+        return method.decode(total, seed, count=1) / count  # expected: it need not be whole
+
+    def clipped(self, mean: Tensor, method: Method) -> Tensor:  # noqa: ARG002
+        """Scale the mean down to a norm of `update_clip`."""
+        return mean if self.update_clip is None else scaled(mean, self.update_clip)
+
+    @abstractmethod
+    def apply(
+        self, model: ModelState, mean: Tensor, *, step: float, method: Method, seed: HashSeed
+    ) -> ModelState:
+        """Apply a mean to the model: the rule itself."""
 
     @abstractmethod
     def round_bytes(self, method: Method) -> int:
@@ -329,34 +353,15 @@ class ServerOptimizer(ServerRule):
         """Start from the first weights, without momentum."""
         return ModelState(weights, {"momentum": torch.zeros_like(weights)} if self.momentum else {})
 
-    def advance(
-        self,
-        model: ModelState,
-        published: Published,
-        *,
-        method: Method,
-        step: float,
-        correct: Correct | None = None,
+    def apply(
+        self, model: ModelState, mean: Tensor, *, step: float, method: Method, seed: HashSeed
     ) -> ModelState:
-        """Decode the mean, correct and clip it, and apply the rule."""
-        total, seed, count = published.total, published.seed, published.count
-        if isinstance(count, int):
-            mean = method.decode(total, seed, count=count)
-        else:  # an expected number, which need not be whole
-            mean = method.decode(total, seed, count=1) / count
-        if correct is not None:
-            mean = correct(mean)
-        if self.update_clip is not None:
-            mean = scaled(mean, self.update_clip)
-        return self.apply(model, mean, step)
-
-    def apply(self, model: ModelState, direction: Tensor, step: float) -> ModelState:
-        """Take a step in a direction: the rule itself, which a subclass may replace."""
-        if not self.momentum:
-            return ModelState(torch.add(model.weights, direction, alpha=step), model.memory)
-        direction = torch.add(direction, model.memory["momentum"], alpha=self.momentum)
-        weights = torch.add(model.weights, direction, alpha=step)
-        return ModelState(weights, {"momentum": direction})
+        """Add the mean to the momentum, and take a step."""
+        del method, seed  # the mean is a vector already
+        if self.momentum:
+            mean = torch.add(mean, model.memory["momentum"], alpha=self.momentum)
+        memory = {"momentum": mean} if self.momentum else {}
+        return ModelState(torch.add(model.weights, mean, alpha=step), memory)
 
     def round_bytes(self, method: Method) -> int:
         """Count the published sum."""
@@ -424,31 +429,30 @@ class FetchSGD(ServerRule):
         names = ("error", "velocity") if self.table_momentum else ("error",)
         return ModelState(weights, dict.fromkeys(names, empty))
 
-    def advance(
-        self,
-        model: ModelState,
-        published: Published,
-        *,
-        method: Method,
-        step: float,
-        correct: Correct | None = None,
+    def mean(self, published: Published, method: Method) -> Tensor:
+        """Return the mean table, which is not decoded."""
+        return self._tables_of(method).mean_table(published.total, published.count)
+
+    def clipped(self, mean: Tensor, method: Method) -> Tensor:
+        """Scale the table down by its norm, which estimates that of the unknown vector."""
+        norm = self._tables_of(method).sketch.norm_estimate(mean)
+        return mean if self.update_clip is None else mean * (self.update_clip / norm).clamp(max=1.0)
+
+    def apply(
+        self, model: ModelState, mean: Tensor, *, step: float, method: Method, seed: HashSeed
     ) -> ModelState:
         """Accumulate tables, extract coordinates, and forget their cells."""
-        tables = self._tables_of(method)
-        if correct is not None:
-            raise ArgumentError("correction must be off with FetchSGD, which decodes no mean")
-        table, sketch = tables.mean_table(published.total, published.count), tables.sketch
-        if self.update_clip is not None:
-            # A table's norm estimates the vector's, which is not known here.
-            table = table * (self.update_clip / sketch.norm_estimate(table)).clamp(max=1.0)
+        tables, table = self._tables_of(method), mean
+        sketch = tables.sketch
         if self.table_momentum:
             table = torch.add(table, model.memory["velocity"], alpha=self.table_momentum)
         error = torch.add(model.memory["error"], table, alpha=step)
-        estimates = sketch.query(error, published.seed, combine=tables.combine)
+        estimates = sketch.query(error, seed, combine=tables.combine)
+        # What is not extracted stays in `error`, and comes through in a later round.
         chosen = estimates.abs().topk(self.top_k).indices
         weights = model.weights.index_add(0, chosen, estimates[chosen])
         coordinates = np.sort(chosen.cpu().numpy())
-        columns, _ = columns_and_signs(coordinates, published.seed, layout=sketch.layout)
+        columns, _ = columns_and_signs(coordinates, seed, layout=sketch.layout)
         kept = torch.ones(table.shape)
         kept[torch.arange(len(kept))[:, None], torch.from_numpy(columns).long()] = 0
         kept = kept.to(table.device)

@@ -79,9 +79,9 @@ def draw_batches(
     (torch.Size([1, 2, 2]), [3, 4, 5])
     """
     _secret(seed)  # checks it, whether or not it is used
-    check_whole("batch_size", batch_size, least=1)
-    if epochs is not None:
-        check_whole("epochs", epochs, least=1)
+    for name, number in (("batch_size", batch_size), ("epochs", epochs)):
+        if number is not None and (type(number) is not int or number < 1):
+            check_whole(name, number, least=1)
     if cohort.dtype != torch.int64 or cohort.dim() != 1 or not len(cohort):
         shown = f"{cohort.dtype} {tuple(cohort.shape)}"
         raise ArgumentError(f"cohort must be int64 (workers,), got {shown}")
@@ -101,6 +101,7 @@ def draw_batches(
         place = step[:, None] * batch_size + np.arange(batch_size)
         present = (place < sizes[:, None])[:, None]
         indices = np.take_along_axis(orders, np.minimum(place, most - 1), axis=1)[:, None]
+        indices += starts[:, None, None]
     else:
         steps = -(-most // batch_size)
         if steps == 1:
@@ -110,15 +111,17 @@ def draw_batches(
             epoch = np.arange(epochs, dtype=np.uint64) * _EPOCH_STRIDE
             counters = (counters[:, None] + epoch).reshape(-1)
             orders = _orders(counters, np.repeat(sizes, epochs), words)
+            # The order within a single batch changes nothing but the rounding.
             orders[np.repeat(sizes <= batch_size, epochs)] = np.arange(most)
             orders = orders.reshape(len(members), epochs, most)
         shape = (len(members), epochs * steps, batch_size)
         places = steps * batch_size
         present = np.repeat((np.arange(places) < sizes[:, None])[:, None], epochs, axis=1)
         present = present.reshape(shape)
-        orders = np.broadcast_to(orders, (len(members), epochs, most))
-        indices = np.pad(orders, ((0, 0), (0, 0), (0, places - most))).reshape(shape)
-    indices = indices + starts[:, None, None]
+        indices = orders + starts[:, None, None]
+        if places > most:  # padding takes longer than all else here
+            indices = np.pad(indices, ((0, 0), (0, 0), (0, places - most)))
+        indices = indices.reshape(shape)
     target = devices.examples.labels.device
     if present.all():
         return Batches(torch.from_numpy(indices).to(target))
@@ -217,6 +220,7 @@ class UniformSampler(_FixedCohort):
 
     def draw(self, round_index: int) -> Tensor:
         """Draw the devices of a round."""
+        # Where most devices are drawn, to rank all is cheaper than to strike out repetitions.
         if 2 * self.cohort > self.members:
             words = round_words(self.seed, round_index, b"ds-uniform")
             keys = mix64(np.arange(self.members, dtype=np.uint64), *words)
@@ -282,6 +286,7 @@ class WeightedSampler(Sampler):
     @cached_property
     def _repeats(self) -> bool:
         """Whether a draw may well repeat an earlier one. It depends on no draw."""
+        # After the heaviest devices are drawn, more than every second draw would repeat one.
         return bool(np.sort(self._shares)[-self.cohort :].sum() > 0.5)
 
     def draw(self, round_index: int) -> Tensor:
@@ -290,6 +295,7 @@ class WeightedSampler(Sampler):
 
         def uniform(places: _Words) -> _Numbers:
             """Numbers in (0, 1), 53 bits each."""
+            # Half a step above the grid: never 0, whose logarithm is infinite.
             bits = mix64(places, *words) >> np.uint64(11)
             return (bits.astype(np.float64) + 0.5) * 2.0**-53
 
@@ -376,6 +382,7 @@ class PoissonDevices(Sampler):
 
 def _first_distinct(values_at: Callable[[_Words], npt.NDArray[Any]], count: int) -> list[list[int]]:
     """Find the first `count` distinct values of sequences, given by their places; sorted."""
+    # A guess: a longer sequence begins like a shorter one, so the result does not depend on it.
     length = count + count // 4 + 8
     while True:
         rows = values_at(np.arange(length, dtype=np.uint64)).tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,8 +31,7 @@ from diffsketch.privacy.simulated_noise import SERVER, CohortNoise, Noise, Noise
 from diffsketch.sketch.hashing import HashSeed, SketchKey
 from diffsketch.training.clients import ACCOUNTS, EVERYONE, Participation
 from diffsketch.training.identity import run_identity, run_noise_key, tensor_digest
-from diffsketch.training.local import LocalTrainer, TrainerKind, trainer_for
-from diffsketch.training.local.trainers import NotAtOnce
+from diffsketch.training.local import LocalTrainer, NotAtOnce, TrainerKind, trainer_for
 from diffsketch.training.models import flatten, load, working_copy
 from diffsketch.training.rounds import (
     CLIP_BYTES,
@@ -207,6 +207,7 @@ class Simulation:
         self._amplified: dict[ProvenClaim, Claim] = {}
         self._scales = _device_scales(importance, devices)
         self._check_options()
+        # Before the first round, accounts and budget are about a round of the expected size.
         planned = self._claim_of(max(1, round(sampler.expected)), self._key.seed(0))
         check_budget(method, planned, budget)
         check_task(task, model)
@@ -410,17 +411,20 @@ class Simulation:
 
     def _round(self, state: RunState) -> tuple[RunState, RoundResult]:
         index = state.round_index
-        check(index < self.rounds, "round_index", f"be below rounds={self.rounds}", index)
+        if index >= self.rounds:
+            check(False, "round_index", f"be below rounds={self.rounds}", index)
         method, seed = self._method_at(state.clip), self._hash_seed(index)
         cohort = self.sampler.draw(index)
         members = cohort.numpy()
+        # Noise follows from the device and the round: one drawn twice would send its noise twice.
         if not (members[1:] > members[:-1]).all():
             raise ArgumentError(
                 f"the sampler must draw devices once each, in ascending order, got {members}"
             )
         claim = self._claim_of(len(members), seed)
         payers = members if self.sampler.fixed_size else EVERYONE
-        participation = state.participation.after(claim, payers)  # or it stops here
+        # Charged before anything is encoded: beyond the budget no message exists.
+        participation = state.participation.after(claim, payers)
         agreed = 0
         bare = index == 0 and isinstance(claim, NoClaim)
         if bare and isinstance(method, RoundedTables) and method.wants_limit:
@@ -435,6 +439,7 @@ class Simulation:
         if left_out:
             fate = "count as zeros, with their noise"
             if not isinstance(claim, ProvenClaim):
+                # Fewer messages may have less noise together: the claim is for those that count.
                 fate = "are left out of the mean"
                 claim = self._claim_of(summed.count, seed)
                 participation = state.participation.after(claim, payers)
@@ -444,10 +449,9 @@ class Simulation:
                 NonFiniteUpdate,
                 stacklevel=3,
             )
-        self._saturation.see(
-            summed.saturated, summed.count * method.message_format.cell_count,
-            limit=method.round_clip, index=index, whose="",
-        )  # fmt: skip
+        if summed.saturated is not None:
+            cells, limit = summed.count * method.message_format.cell_count, method.round_clip
+            self._saturation.see(summed.saturated, cells, limit=limit, index=index, whose="")
         total, count = self._publish(method, summed, index, drawn=len(members))
         published = Published(total, count, seed, index, state.clip)
 
@@ -470,6 +474,7 @@ class Simulation:
             return after, result
         average, clip = state.average, state.clip
         if average is not None:
+            # It starts from zero, which `averaged_weights` corrects.
             share = self.server.averaging
             average = torch.add(average * share, model.weights, alpha=1 - share)
         if clip is not None:
@@ -513,6 +518,7 @@ class Simulation:
             self.trainer = self._trainer(self.task.model(self.seed), "loop")
             return self._vectors(weights, part, index)
         if self._scales is not None:
+            # Before encoding, so that the server sums messages and needs no weights.
             vectors = vectors * self._scales[part].to(vectors)[:, None]
         return vectors
 
@@ -538,7 +544,7 @@ class Simulation:
                 "poisson sampling is for proven claims under central trust, or for none, got "
                 f"method={self.method.name!r}, whose claim is {claim.basis}"
             )
-        if claim not in self._amplified:  # it composes, and claims repeat
+        if claim not in self._amplified:  # the same in most rounds
             self._amplified[claim] = SimulatedClaim.of(lottery.amplified(claim))
         return self._amplified[claim]
 
@@ -590,7 +596,8 @@ class Simulation:
             correct = partial(corrected, vectors=vectors, correction=self.algorithm.correction)
         try:
             after = self._advance(model, published, correct)
-            if bool(torch.isfinite(after.weights).all()):
+            # A sum is faster to look at, and may overflow where no weight does.
+            if math.isfinite(after.weights.sum()) or bool(torch.isfinite(after.weights).all()):
                 return after
             what = "the new weights"
         except ArgumentError:
@@ -607,8 +614,8 @@ class Simulation:
     def _advance(
         self, model: ModelState, published: Published, correct: Correct | None
     ) -> ModelState:
-        step = self.algorithm.step * self.server.factor(published.round_index, self.rounds)
         method = self._method_at(published.clip)
+        step = self.algorithm.step * self.server.factor(published.round_index, self.rounds)
         return self.server.advance(model, published, method=method, step=step, correct=correct)
 
     def _traffic(
@@ -625,6 +632,7 @@ class Simulation:
         up = present * (self._message_bytes + mask)
         if self.algorithm.local_epochs is None:
             return up, len(synced) * (self._round_bytes + masks), len(synced), synced
+        # Who takes part begins with the model of this round, and gets its result when drawn next.
         missed = index - synced[cohort]
         after = synced.copy()
         after[cohort] = index

@@ -1,4 +1,4 @@
-"""Local training of any module: for all workers at once by torch.func, or worker by worker."""
+"""Local training: in closed form, for all workers at once by torch.func, or worker by worker."""
 
 from __future__ import annotations
 
@@ -8,20 +8,27 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy, log_softmax
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
+from diffsketch.compiled import run_tasks, threads_for
 from diffsketch.errors import ArgumentError, MismatchError, check
-from diffsketch.training.models import WeightLayout, working_copy
+from diffsketch.training.closed_form import score_gradient
+from diffsketch.training.closed_form import train as train_logistic
+from diffsketch.training.models import CharLSTM, LogisticRegression, WeightLayout, working_copy
 from diffsketch.training.tasks import Batches, Examples, Loss, first_line, scores_of
 
+TrainerKind: TypeAlias = Literal["auto", "closed", "batched", "threads", "loop"]
+_RECURRENT = (CharLSTM, nn.RNNBase, nn.RNNCellBase)
 _EVALUATED = 4096  # examples at a time
+_NO_SHARES = np.zeros((1, 0, 0), np.float32)
 _MOST_TRACES = 64  # a secret sample may have any size, and each has a trace
 
 Gradient: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -82,7 +89,7 @@ class LocalTrainer(ABC):
         state |= {name: buffer.to(weights.device) for name, buffer in self._model.named_buffers()}
         loss = torch.zeros((), dtype=torch.float64, device=examples.labels.device)
         correct, classes = 0, examples.labels.dtype == torch.int64
-        self._model.eval()
+        self._model.eval()  # without dropout
         try:
             with torch.no_grad():
                 for start in range(0, len(examples), _EVALUATED):
@@ -103,20 +110,19 @@ class LocalTrainer(ABC):
 
     def _check(self, weights: Tensor, batches: Batches) -> None:
         """Raise unless these are weights of the model, and batches as `Batches` documents them."""
-        self._layout.check_weights(weights)
+        if weights.dtype != torch.float32 or weights.shape != (self.dim,):
+            self._layout.check_weights(weights)
         indices, present = batches.indices, batches.present
-        check(indices.dtype == torch.int64, "indices", "be int64", indices.dtype)
-        if indices.dim() != 3:
+        if indices.dtype != torch.int64 or indices.dim() != 3:
             raise MismatchError(
-                f"indices must be (workers, steps, batch_size), got {tuple(indices.shape)}"
+                "indices must be (workers, steps, batch_size) in int64, got "
+                f"{tuple(indices.shape)} in {indices.dtype}"
             )
-        if present is not None:
-            check(present.dtype == torch.bool, "present", "be bool", present.dtype)
-            if present.shape != indices.shape:
-                raise MismatchError(
-                    f"present must have the shape of indices, {tuple(indices.shape)}, "
-                    f"got {tuple(present.shape)}"
-                )
+        if present is not None and (present.dtype, present.shape) != (torch.bool, indices.shape):
+            raise MismatchError(
+                f"present must have the shape of indices, {tuple(indices.shape)}, in bool, got "
+                f"{tuple(present.shape)} in {present.dtype}"
+            )
 
     @abstractmethod
     def _train(
@@ -228,6 +234,7 @@ class Batched(LocalTrainer):
             gradient = self._gradient(current, inputs, labels, places[:, step])
             if rate is None:
                 return gradient
+            # The change of a single step is exact without the weights' rounding.
             if indices.shape[1] == 1:
                 return gradient.mul_(-rate)
             # The first step makes a row for each worker, the others change it.
@@ -236,6 +243,70 @@ class Batched(LocalTrainer):
             else:
                 current.add_(gradient, alpha=-rate)
         return current.sub_(weights)
+
+
+class ClosedForm(Batched):
+    """Trains cohorts of `LogisticRegression`.
+
+    A step of one worker moves its weights by `-learning_rate / batch * residual inputs`, with
+    `residual = softmax(scores) - onehot(labels)`. On the CPU, in float32, compiled loops do that
+    without intermediate tensors or copies of the examples.
+    """
+
+    examples_at_once = 40960  # where the compiled loops are not taken: on CUDA, for one
+
+    def __init__(self, model: LogisticRegression) -> None:
+        super().__init__(model)
+        self._classes, self._features = model.weight.shape
+
+    def _train(
+        self, weights: Tensor, examples: Examples, batches: Batches, rate: float | None
+    ) -> Tensor:
+        inputs = examples.inputs
+        here = weights.device.type == inputs.device.type == "cpu" and inputs.dtype == torch.float32
+        if not (here and inputs.is_contiguous() and weights.is_contiguous()):
+            return super()._train(weights, examples, batches, rate)
+        indices, places = weighted_places(batches)
+        if indices.numel() == 0:
+            return weights.new_zeros(len(indices), self.dim)
+        self._check_chosen(indices, examples)
+        out = weights.new_empty(len(indices), self.dim)
+        shares = _NO_SHARES if places is None else places.float().numpy()
+        threads = threads_for(out.numel())
+        tasks = min(len(out), 4 * threads) if threads > 1 else 1
+        run_tasks(
+            train_logistic, tasks, threads, tasks,
+            weights.detach().numpy(), self._classes, inputs.flatten(1).numpy(),
+            examples.labels.numpy(), indices.contiguous().numpy(), shares,
+            np.float32(1.0 if rate is None else -rate), out.numpy(),
+        )  # fmt: skip
+        return out if places is None else clear_absent(out, batches)
+
+    def _check_chosen(self, indices: Tensor, examples: Examples) -> None:
+        """Raise unless sizes, indices and labels fit the model: compiled loops do not check."""
+        features = math.prod(examples.inputs.shape[1:])
+        if features != self._features:
+            raise MismatchError(f"inputs must have {self._features} numbers each, got {features}")
+        chosen, count = indices.numpy().reshape(-1), len(examples.labels.numpy())
+        # As unsigned numbers, negative ones are very large: one comparison for both ends.
+        if int(chosen.view(np.uint64).max()) >= count:
+            raise ArgumentError(f"indices must be in [0, {count}), got {chosen}")
+        low, high = examples.label_range
+        if low >= 0 and high < self._classes:
+            return  # all of them are, so these are
+        labels = examples.labels.numpy()[chosen]
+        if int(labels.view(np.uint64).max()) >= self._classes:
+            raise ArgumentError(f"labels must be in [0, {self._classes}), got {labels}")
+
+    def _gradient(self, current: Tensor, inputs: Tensor, labels: Tensor, places: Tensor) -> Tensor:
+        weight, bias = self._layout.split(current)
+        rows = inputs.flatten(2).float()
+        residual = score_gradient(rows @ weight.mT + bias.unsqueeze(-2), labels, places)
+        out = rows.new_empty(len(rows), self.dim)
+        of_weight, of_bias = self._layout.split(out)
+        torch.bmm(residual.mT, rows, out=of_weight)
+        torch.sum(residual, 1, out=of_bias)
+        return out
 
 
 class Functional(Batched):
@@ -366,6 +437,7 @@ class _Replica:
         self._model = copy.deepcopy(model).to(device)
         self._flat = torch.empty(layout.dim, device=device)
         self._layout = layout
+        # As views, all weights are set by one copy, and steps change the flat vector.
         parameters = list(self._model.parameters())
         for parameter, view in zip(parameters, layout.split(self._flat), strict=True):
             parameter.data = view
@@ -430,3 +502,51 @@ class _Replica:
                 "once"
             )
         self._generator = None
+
+
+def trainer_for(
+    model: nn.Module,
+    *,
+    kind: TrainerKind = "auto",
+    loss: Loss | None = None,
+    keep_local: bool = False,
+) -> LocalTrainer:
+    """Make the trainer for a model.
+
+    Args:
+        model: Maps inputs `(batch, ...)` to scores `(batch, classes)`. Its weights are not taken.
+        kind: `closed` is for logistic regression only; `batched` trains all workers at once by
+            torch.func, for modules without control flow that depends on values; `threads` trains
+            several workers at a time, each on a thread; `loop` one after another, with a generator
+            for each if the model draws numbers. `auto` takes the fastest: closed, loop for models
+            with dropout, threads for BatchNorm, for a loss of one's own and for recurrent models,
+            batched for others.
+        loss: As the `Task` has it; cross-entropy if None.
+        keep_local: As the `Task` has it.
+
+    Raises:
+        ArgumentError: The kind is unknown or does not fit the model or the loss, or training the
+            model would change buffers, or draw random numbers for all workers at once.
+
+    >>> type(trainer_for(LogisticRegression())).__name__
+    'ClosedForm'
+    """
+    check(kind in get_args(TrainerKind), "kind", f"be one of {get_args(TrainerKind)}", kind)
+    # Exactly this class: a subclass may compute something else.
+    logistic = isinstance(model, LogisticRegression) and type(model) is LogisticRegression
+    random = any(map(draws_numbers, model.modules()))
+    mixing = any(isinstance(module, _BatchNorm) for module in model.modules())
+    if kind in ("closed", "batched"):
+        check(loss is None, "loss", f"be None, which is cross-entropy, for kind={kind!r}", loss)
+        why = f"have no layers that mix examples, as BatchNorm does, for kind={kind!r}"
+        check(not mixing, "model", why, type(model).__name__)
+    if kind == "closed" or (kind == "auto" and logistic and loss is None):
+        check(logistic, "model", "be a LogisticRegression for kind='closed'", type(model).__name__)
+        assert isinstance(model, LogisticRegression)  # noqa: S101 (for the type checker)
+        return ClosedForm(model)
+    recurrent = any(isinstance(module, _RECURRENT) for module in model.modules())
+    if kind == "auto" and (random or mixing or recurrent or loss is not None):
+        kind = "loop" if random else "threads"
+    if kind in ("loop", "threads"):
+        return WorkerLoop(model, threads=kind == "threads", loss=loss, keep_local=keep_local)
+    return Functional(model, keep_local=keep_local)
