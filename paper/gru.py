@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from diffsketch.training.local.any_model import Batched
-from diffsketch.training.local.closed_form import score_gradient
+from diffsketch.training.closed_form import score_gradient
+from diffsketch.training.local import Batched
 from diffsketch.training.models import CharLSTM
 
 

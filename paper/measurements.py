@@ -34,8 +34,7 @@ from diffsketch.privacy.theorems import (
 )
 from diffsketch.sketch import CountSketch, SketchKey
 from diffsketch.training.data import load_shakespeare
-from diffsketch.training.local import trainer_for
-from diffsketch.training.local.base import LocalTrainer
+from diffsketch.training.local import LocalTrainer, trainer_for
 from diffsketch.training.models import LogisticRegression
 from diffsketch.training.rounds import mask_bytes
 from diffsketch.training.simulation import RoundResult, Simulation

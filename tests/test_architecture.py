@@ -52,7 +52,7 @@ ONLY_IN = {
     "cryptography": "secure_sum/*.py",
     "triton": "sketch/kernels/gpu*.py",
     "numba": "compiled.py sketch/gram.py sketch/statistics.py sketch/kernels/cpu*.py "
-    "training/local/closed_form.py",
+    "training/closed_form.py",
     "llvmlite": "compiled.py sketch/kernels/*.py",
     "matplotlib": "auditing/pictures.py pages/*.py",
     "plotly": "pages/*.py",

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from enum import Enum, StrEnum
 from typing import TypeVar
 
-_LISTED = 12  # names in an error
+_LISTED = 12  # most names in an error
 
 
 class DiffSketchError(Exception):
@@ -120,14 +120,15 @@ def nearest(name: str, names: Iterable[str], *, see: str = "--help") -> str:
     >>> nearest("round", ["rounds", "rows", "seed"])
     'did you mean rounds?'
     """
-    known = {one.replace("-", "_"): one for one in names}
-    close = difflib.get_close_matches(name.replace("-", "_"), known, n=2, cutoff=0.6)
+    spellings = {option.replace("-", "_"): option for option in names}
+    close = difflib.get_close_matches(name.replace("-", "_"), spellings, n=2, cutoff=0.6)
     if close:
-        return f"did you mean {' or '.join(known[one] for one in close)}?"
-    few = len(known) <= _LISTED
-    return f"there are {', '.join(known.values())}" if few else f"see {see} for all of them"
+        return f"did you mean {' or '.join(spellings[match] for match in close)}?"
+    few = len(spellings) <= _LISTED
+    return f"there are {', '.join(spellings.values())}" if few else f"see {see} for all of them"
 
 
+# Parts of an identity that are digests, and the start of a sentence: nobody can read a digest.
 _DIGESTS = {
     "data": "the data has",
     "test": "the test data has",
@@ -138,29 +139,30 @@ _DIGESTS = {
 }
 
 
-def difference(own: str, other: str) -> str:
-    """A sentence about the first thing in which two identities differ: the own, and a state's.
+def difference(identity: str, other: str) -> str:
+    """Describe the first difference between the identity of a run and that of a state.
 
     >>> difference("data=a1, method=A(rows=3, cols=4)", "data=a1, method=A(rows=3, cols=5)")
     'method is A(rows=3, cols=4) here and was A(rows=3, cols=5)'
     """
-    here, there = _parts(own), _parts(other)
+    here, there = _parts(identity), _parts(other)
     for name in here | there:
         if here.get(name) != there.get(name):
             if name in _DIGESTS:
                 return f"{_DIGESTS[name]} changed since the run began"
-            known, found = (parts.get(name, "missing") for parts in (here, there))
-            return f"{name} is {known} here and was {found}"
+            return (
+                f"{name} is {here.get(name, 'missing')} here and was {there.get(name, 'missing')}"
+            )
     return "its settings are others"
 
 
 def _parts(text: str) -> dict[str, str]:
-    """Names and values of `name=value, ...`, where values may have commas inside brackets."""
-    found, depth, begin = dict[str, str](), 0, 0
+    """Parse `name=value, ...`, where values may have commas inside brackets."""
+    parts, depth, begin = dict[str, str](), 0, 0
     for place, letter in enumerate(f"{text},"):
         depth += (letter in "([{") - (letter in ")]}")
         if letter == "," and depth == 0:
             name, _, value = text[begin:place].strip().partition("=")
-            found[name] = value
+            parts[name] = value
             begin = place + 1
-    return found
+    return parts

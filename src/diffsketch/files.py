@@ -1,4 +1,4 @@
-"""Writing files so that a reader never sees half of one, locks, and a folder of the user's own."""
+"""Files written atomically, locks, and a private folder of the user."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PAUSE = 0.01  # seconds between looks at a lock
 
 
 class LockBusy(OSError):  # noqa: N818 - it says what happened
-    """Another process holds the lock. Nothing was done under it."""
+    """Another process holds the lock. Nothing was done under the lock."""
 
 
 class LockLost(OSError):  # noqa: N818
@@ -37,16 +37,16 @@ class LockLost(OSError):  # noqa: N818
 
 
 class LockUnavailable(OSError):  # noqa: N818
-    """The lock's file cannot be opened. Nothing was done under it."""
+    """The lock's file cannot be opened. Nothing was done under the lock."""
 
 
 @contextmanager
 def locked_beside(path: Path, *, wait: float) -> Iterator[None]:
-    """Hold a lock for a file, among processes: `.NAME.lock` in its folder, which stays, empty.
+    """Hold a lock for a file among processes: `.NAME.lock` in its folder, which is left, empty.
 
     Args:
         path: The file, whether or not it exists.
-        wait: Seconds to wait for others.
+        wait: Seconds to wait for other processes.
 
     Raises:
         LockUnavailable: The lock cannot be opened.
@@ -55,7 +55,7 @@ def locked_beside(path: Path, *, wait: float) -> Iterator[None]:
     """
 
     def is_ours() -> bool:
-        """Whether the open file still is the one of this name."""
+        """Whether the open file still has its name."""
         try:
             return os.path.samestat(os.fstat(handle), lock.stat())
         except OSError:
@@ -88,7 +88,7 @@ def locked_beside(path: Path, *, wait: float) -> Iterator[None]:
 
 
 def private_folder() -> Path | None:
-    """A folder that is this user's alone, below the temporary one, if there can be one.
+    """Make a folder below the temporary one that only this user can write; None if impossible.
 
     For caches of users whose home cannot be written. Code is read from it and run, so nobody else
     may write there, or put another folder in its place.
@@ -98,17 +98,19 @@ def private_folder() -> Path | None:
     try:
         folder = Path(tempfile.gettempdir()) / f"diffsketch-{os.getuid()}"
         folder.mkdir(mode=0o700, exist_ok=True)
-        own, above = folder.lstat(), folder.parent.stat()
+        status, above = folder.lstat(), folder.parent.stat()
     except OSError:
         return None
-    ours = stat.S_ISDIR(own.st_mode) and own.st_uid == os.getuid() and not own.st_mode & 0o077
+    mode = status.st_mode
+    ours = stat.S_ISDIR(mode) and status.st_uid == os.getuid() and not mode & 0o077
+    # In a folder that others may write, only the sticky bit keeps them from replacing ours.
     stays = above.st_mode & stat.S_ISVTX or not above.st_mode & 0o022
     return folder if ours and stays else None
 
 
 def synchronise(folder: Path) -> None:
-    """Make sure that new names in a folder are on the disk, too."""
-    if os.name == "nt":  # which cannot open folders, and writes names at once
+    """Write new names in a folder to the disk."""
+    if os.name == "nt":  # Windows cannot open folders, and writes names at once
         return
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -118,21 +120,21 @@ def synchronise(folder: Path) -> None:
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Count the cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def prepare_output(directory: Path) -> None:
-    """Make the output directory, before any time is spent on results that could not be kept."""
+    """Make the output directory before time is spent on results that could not be written."""
     if directory.exists() and not directory.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, "must be a directory", str(directory))
     directory.mkdir(parents=True, exist_ok=True)
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all, replacing what is there.
+    """Write a file completely or not at all, replacing the old one.
 
     The content goes to a temporary name in the same directory, which then takes the file's place
     in one step. On an error the temporary file is removed and the old file is as it was.
@@ -143,10 +145,10 @@ def replace_file(path: Path, content: bytes) -> None:
 def replace_files(contents: Mapping[Path, bytes]) -> None:
     """Write several files, all or none, as `replace_file` writes one.
 
-    Nothing takes its place before everything is written and every place has been looked at. If
-    one of the steps fails that then put them in place, new files are removed again; of old ones
-    the first may have been replaced.
+    No file is replaced before all are written and all places are checked. If a replacement then
+    fails, new files are removed again; some old ones may have been replaced.
     """
+    # `leftovers` knows these names. With the process's number, two writers do not share a file.
     temporary = {path: path.with_name(f".{path.name}.{os.getpid()}.tmp") for path in contents}
     placed: list[Path] = []
     try:
@@ -166,7 +168,7 @@ def replace_files(contents: Mapping[Path, bytes]) -> None:
 
 
 def csv_cell(value: object) -> object:
-    """A value for a CSV file, where a text that spreadsheets take for a formula begins with `'`.
+    """Make a value safe for a CSV file: text that looks like a formula gets a leading `'`.
 
     >>> csv_cell("=1+1"), csv_cell(-1), csv_cell("-1"), csv_cell("a=b")
     ("'=1+1", -1, '-1', 'a=b')
@@ -178,9 +180,9 @@ def csv_cell(value: object) -> object:
 
 
 def leftovers(directory: Path, names: Iterable[str]) -> list[Path]:
-    """Temporary files of a process that was killed while it wrote files of these names."""
-    found = (path for name in names for path in directory.glob(f".{name}.*.tmp"))
-    return [path for path in found if path.suffixes[-2][1:].isdecimal()]
+    """List temporary files of a process that was killed while it wrote files of these names."""
+    paths = (path for name in names for path in directory.glob(f".{name}.*.tmp"))
+    return [path for path in paths if path.suffixes[-2][1:].isdecimal()]  # the process's number
 
 
 def _write(path: Path, content: bytes) -> None:

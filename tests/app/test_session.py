@@ -29,7 +29,7 @@ from diffsketch.app.terminal import Interrupts, LastingConsole
 from diffsketch.methods import SketchGaussian
 from diffsketch.privacy.claim import Basis, Epsilon, NoClaim, Relation, Scope, Trust, Unit
 from diffsketch.sketch import HashSeed, SketchKey
-from diffsketch.training.local.closed_form import ClosedForm
+from diffsketch.training.local import ClosedForm
 from diffsketch.training.rounds import ModelState, Published, ServerOptimizer
 from diffsketch.training.simulation import Simulation
 from diffsketch.training.tasks import load_task

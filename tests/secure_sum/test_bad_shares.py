@@ -180,7 +180,7 @@ def test_two_wrong_shares_make_the_round_void(silent: tuple[int, ...]) -> None:
 def test_a_commitment_that_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that shares another seed than it committed to makes the round void, and is named."""
     played = start(make_params(4)).until(Stage.SHARES)
-    monkeypatch.setattr(played.clients[1]._own, "seed", bytes(32))
+    monkeypatch.setattr(played.clients[1]._secrets, "seed", bytes(32))
     with pytest.raises(VoidError, match="shares of 1 do not give the secret that it promised"):
         played.until(Stage.DONE)
     assert set(played.server.wrong) == {1}

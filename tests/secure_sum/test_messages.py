@@ -89,7 +89,7 @@ def test_context_covers_everything() -> None:
         ({"fingerprint": bytes(7)}, "fingerprint"),
         ({"round_index": -1}, "round_index"),
         ({"layout": MessageFormat("sketch", 9, (2, 3), "float32", 32)}, "unsigned"),
-        ({"identities": {1: bytes(32)}}, "those of the members"),
+        ({"identities": {1: bytes(32)}}, "exactly the members"),
         ({"identities": dict.fromkeys((1, 2, 3, 4), bytes(32))}, "two members have the same"),
         ({"identities": {index: bytes(31) for index in (1, 2, 3, 4)}}, "32 bytes"),
     ],

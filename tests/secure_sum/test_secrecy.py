@@ -93,7 +93,7 @@ def without_pair_masks(played: LocalRound, index: int) -> Tensor:
     cells = seen(played, index)
     for other in params.members:
         if other != index:
-            public = played.clients[other]._own.mask.public
+            public = played.clients[other]._secrets.mask.public
             cells = unmasked(cells, pair_mask(key, public, (index, other), params))
     return cells
 

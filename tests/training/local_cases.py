@@ -9,13 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from diffsketch.training.models import (
-    CharLSTM,
-    LogisticRegression,
-    SmallCNN,
-    flatten,
-    load,
-)
+from diffsketch.training.models import CharLSTM, LogisticRegression, SmallCNN, flatten, load
 from diffsketch.training.tasks import Batches, Examples
 
 FEATURES, CLASSES, COUNT = 7, 4, 60

@@ -70,14 +70,14 @@ def test_embedded_splits_are_mnist(
 def test_flipped_bit_in_embedded_images_is_found(
     damaged: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    embedded = "diffsketch.training.data.mnist.embedded_file"
+    monkeypatch.setattr(embedded, lambda name: tmp_path / name)
+    with pytest.raises(DataError, match=rf"{IMAGES}\.gz: damaged or unreadable"):
+        load_mnist(split="test")  # the files are lost
     for name in (IMAGES, LABELS):
         source = files("diffsketch.training.data") / "files" / f"{name}.gz"
         (tmp_path / f"{name}.gz").write_bytes(source.read_bytes())
-    monkeypatch.setattr(
-        "diffsketch.training.data.mnist.embedded_file", lambda name: tmp_path / name
-    )
     assert len(load_mnist(split="test")) == 10_000
-
     file = tmp_path / f"{damaged}.gz"
     content = bytearray(gzip.decompress(file.read_bytes()))
     content[5_000] ^= 1
@@ -85,16 +85,6 @@ def test_flipped_bit_in_embedded_images_is_found(
     file.write_bytes(gzip.compress(content, compresslevel=1))
     assert len(load_mnist(tmp_path, split="test")) == 10_000
     with pytest.raises(DataError, match=rf"{damaged}\.gz: checksum failure: expected SHA-256"):
-        load_mnist(split="test")
-
-
-def test_lost_embedded_file_is_a_data_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "diffsketch.training.data.mnist.embedded_file", lambda name: tmp_path / name
-    )
-    with pytest.raises(DataError, match=rf"{IMAGES}\.gz: damaged or unreadable"):
         load_mnist(split="test")
 
 
@@ -158,36 +148,32 @@ def test_damaged_images_are_named(tmp_path: Path, content: bytes, message: str) 
     assert str(tmp_path / IMAGES) in str(caught.value)
 
 
-def test_extra_byte_after_whole_pieces_is_found(tmp_path: Path) -> None:
-    # Data that ends where a piece of the reading ends: only one more read sees the extra byte.
-    write_test_split(tmp_path, images=idx_bytes((16, 2**8, 2**8), bytes(2**20 + 1)))
-    with pytest.raises(DataError, match="found more"):
-        load_mnist(tmp_path, split="test")
+WITHIN = idx_bytes((MAX_BYTES // 2**16, 2**8, 2**8), bytes(100))
+BEYOND = idx_bytes((2**32 - 1,) * 3, bytes(100))
 
 
-@pytest.mark.parametrize("packed", [True, False])
-def test_huge_header_is_refused(tmp_path: Path, packed: bool) -> None:
-    # Just within the limit: refused for its length, after reading 100 bytes and not 2 GiB.
-    within = idx_bytes((MAX_BYTES // 2**16, 2**8, 2**8), bytes(100))
-    beyond = idx_bytes((2**32 - 1,) * 3, bytes(100))
-    for content, message in ((within, "found only 116"), (beyond, "expected at most")):
-        write_test_split(tmp_path, images=gzip.compress(content) if packed else content)
-        tracemalloc.start()
-        with pytest.raises(DataError, match=message):
-            load_mnist(tmp_path, split="test")
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        assert peak < 2**23
-
-
-def test_gzip_bomb_is_bounded(tmp_path: Path) -> None:
-    write_test_split(tmp_path, images=gzip.compress(IMAGE_FILE + bytes(2**25)))
+@pytest.mark.parametrize(
+    ("content", "message", "most"),
+    [
+        # Just within the limit: refused for its length, after reading 100 bytes and not 2 GiB.
+        (WITHIN, "found only 116", 2**23),
+        (zipped(WITHIN), "found only 116", 2**23),
+        (BEYOND, "expected at most", 2**23),
+        (zipped(BEYOND), "expected at most", 2**23),
+        (zipped(IMAGE_FILE + bytes(2**25)), "found more", 2**22),
+        # Data that ends where a piece of the reading ends: only one more read sees the extra byte.
+        (idx_bytes((16, 2**8, 2**8), bytes(2**20 + 1)), "found more", 2**23),
+    ],
+    ids=["within", "within, gzipped", "beyond", "beyond, gzipped", "bomb", "whole pieces"],
+)
+def test_memory_is_bounded(tmp_path: Path, content: bytes, message: str, most: int) -> None:
+    write_test_split(tmp_path, images=content)
     tracemalloc.start()
-    with pytest.raises(DataError, match="found more"):
+    with pytest.raises(DataError, match=message):
         load_mnist(tmp_path, split="test")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 2**22
+    assert peak < most
 
 
 @SETTINGS

@@ -23,12 +23,7 @@ SEEDED: list[Callable[..., nn.Module]] = [SmallCNN, CharLSTM]
 
 
 @pytest.mark.parametrize(
-    ("model", "count"),
-    [
-        (LogisticRegression, 7850),
-        (SmallCNN, 11274),
-        (CharLSTM, 39720),
-    ],
+    ("model", "count"), [(LogisticRegression, 7850), (SmallCNN, 11274), (CharLSTM, 39720)]
 )
 def test_numbers_of_parameters(model: Callable[[], nn.Module], count: int) -> None:
     assert flatten(model()).shape == (count,)

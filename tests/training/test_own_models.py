@@ -56,9 +56,9 @@ def textbook(task: Task, model: nn.Module, rounds: int = 3, *, seeded: bool = Fa
         assert drawn.present is not None
         changes = []
         for worker, seed in enumerate(model_seeds(cohort, seed=0, round_index=index).tolist()):
-            own = copy.deepcopy(model).train()
-            load(own, weights)
-            optimizer = torch.optim.SGD(own.parameters(), lr=0.3)
+            local = copy.deepcopy(model).train()
+            load(local, weights)
+            optimizer = torch.optim.SGD(local.parameters(), lr=0.3)
             with torch.random.fork_rng(devices=[]):
                 if seeded:
                     torch.manual_seed(seed)
@@ -66,9 +66,9 @@ def textbook(task: Task, model: nn.Module, rounds: int = 3, *, seeded: bool = Fa
                     places = chosen[there]
                     if len(places):
                         optimizer.zero_grad()
-                        loss(own(examples.inputs[places]), examples.labels[places]).backward()  # type: ignore[no-untyped-call]
+                        loss(local(examples.inputs[places]), examples.labels[places]).backward()  # type: ignore[no-untyped-call]
                         optimizer.step()
-            changes.append(flatten(own) - weights)
+            changes.append(flatten(local) - weights)
         weights = weights + torch.stack(changes).mean(0)
     return weights
 
@@ -92,55 +92,67 @@ def test_arrays_and_tensors_are_the_same_task() -> None:
     assert (examples.inputs.dtype, examples.labels.tolist()) == (torch.float32, [1, 2])
 
 
-@pytest.mark.parametrize(
-    ("made", "message"),
-    [
-        (lambda: Examples(np.zeros((2, 3)), np.zeros(3)), "labels must have an entry for each of"),
-        (lambda: Examples(np.array(["a"]), np.zeros(1)), "inputs must be an array of numbers"),
-        (
-            lambda: Task("a", {"b": np.zeros(3)},  # type: ignore[dict-item]
-                         (np.zeros(1), [0]), network()),
-            "must be a pair",
-        ),
-        (
-            lambda: Task("a", {"b": (np.zeros((1, 2)), [0]), "c": (np.zeros((1, 3)), [0])},
-                         (np.zeros(1), [0]), network()),
-            "inputs of device 'c' must have the shape",
-        ),
-        (
-            lambda: Task("a", {"b": (np.zeros((1, 2)), [0])},
-                         (np.array([[0.0, 1.0], [2.0, np.nan]]), [0, 1]), network()),
-            "test inputs must be finite, got NaN or infinity in examples 1$",
-        ),
-        (
-            lambda: Task("a", {"b": (np.zeros((1, 2)), [0.0])},
-                         (np.zeros((9, 2)), [np.inf] * 9), network(), loss=mse_loss),
-            "test labels must be finite, got .* in examples 0, 1, 2, 3, 4 and 4 more",
-        ),
-        (lambda: simulation(Task("a", model=network(), **arrays(real=True))), "for cross-entropy"),
-        (
-            lambda: simulation(
-                Task("a", model=network(out=2), loss=lambda a, b: (a - b) ** 2, **arrays(real=True))
-            ),
-            "loss must give one number",
-        ),
-        (
-            lambda: simulation(Task("a", model=network(), loss=mse_loss, **arrays(real=True))),
-            "loss must take scores",
-        ),
-        (
-            lambda: simulation(
-                Task("a", model=network(), loss=cross_entropy, **arrays()),
-                trainer=trainer_for(network()),
-            ),
-            "trainer must have the loss of the task",
-        ),
-        (lambda: trainer_for(network(), kind="batched", loss=mse_loss), "loss must be None"),
-    ],
-)  # fmt: skip
-def test_what_is_wrong_is_said(made: Callable[[], object], message: str) -> None:
+WHOLE = (np.zeros((4, 5), np.int64), np.zeros(4, np.int64))
+ONE = {"b": (np.zeros((1, 2)), [0.0])}
+SKELLAM = {"rows": 1, "cols": 8, "clip": 1.0, "noise_multiplier": 1.0}
+FEW = build_method("sketch-skellam", dim=75, cohort=2, settings=SKELLAM)
+
+
+def own(model: Any = None, **changed: Any) -> Task:
+    return Task("own", model=model or network(), **{**arrays(), **changed})
+
+
+def real(**options: Any) -> Simulation:
+    return simulation(Task("own", **{"model": network(), **arrays(real=True), **options}))
+
+
+def few(task: Task | None = None, **options: Any) -> Simulation:
+    settings = {"method": FEW, "algorithm": FedAvg(0.1, 4), "rounds": 1, **options}
+    return Simulation(task or own(), **settings)
+
+
+REFUSED: dict[str, Callable[[], object]] = {
+    "labels must have an entry for each of": lambda: Examples(np.zeros((2, 3)), np.zeros(3)),
+    "inputs must be an array of numbers": lambda: Examples(np.array(["a"]), np.zeros(1)),
+    "must be a pair": lambda: own(devices={"b": np.zeros(3)}),
+    "inputs of device 'c' must have the shape": lambda: own(
+        devices={**ONE, "c": (np.zeros((1, 3)), [0])}
+    ),
+    "test inputs must be finite, got NaN or infinity in examples 1$": lambda: own(
+        devices=ONE, test=(np.array([[0.0, 1.0], [2.0, np.nan]]), [0, 1])
+    ),
+    "test labels must be finite, got .* in examples 0, 1, 2, 3, 4 and 4 more": lambda: own(
+        devices=ONE, test=(np.zeros((9, 2)), [np.inf] * 9), loss=mse_loss
+    ),
+    "for cross-entropy": real,
+    "loss must give one number": lambda: real(
+        model=network(out=2), loss=lambda scores, labels: (scores - labels) ** 2
+    ),
+    "loss must take scores": lambda: real(loss=mse_loss),
+    "trainer must have the loss of the task": lambda: simulation(
+        own(loss=cross_entropy), trainer=trainer_for(network())
+    ),
+    "loss must be None": lambda: trainer_for(network(), kind="batched", loss=mse_loss),
+    "devices must be a map of device": lambda: own(devices=[WHOLE]),
+    "test inputs must be torch.float32, as the devices', got torch.int64": lambda: own(test=WHOLE),
+    "model must be a module .* got model=3": lambda: own(3),
+    "model must be a module .*torch.nn.modules.linear.Linear": lambda: own(nn.Linear),
+    "model must have its weights, got a lazy 'weight'": lambda: own(nn.LazyLinear(3)).dim,
+    "model must make a module, got model=3": lambda: few(own(lambda _: 3)),
+    "algorithm must be DistributedSGD.* got algorithm='fedavg'": lambda: few(algorithm="fedavg"),
+    "sampler must draw at most the cohort=2 .*draws 3": few,
+    "budget must be Budget.* got budget=8": lambda: simulation(own(), budget=8),
+    "sampler must be an int, got sampler='all'": lambda: simulation(own(), sampler="all"),
+    "sampler must be in 1..3, got sampler=4": lambda: simulation(own(), sampler=4),
+    "seed must be an int, got seed='x'": lambda: simulation(own(), seed="x"),
+    "budget must allow one round at least": lambda: few(sampler=2, budget=Budget(0.1, 1e-5)).run(),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_is_wrong_is_said_in_a_line(message: str) -> None:
     with pytest.raises((ArgumentError, DataError), match=message) as caught:
-        made()
+        REFUSED[message]()
     assert "\n" not in str(caught.value)
 
 
@@ -275,45 +287,3 @@ def test_models_that_cannot_be_trained_at_once_are_in_a_loop(kind: Any, loss: An
     if loss is None:
         with pytest.raises(ArgumentError, match='use trainer="loop"'):
             simulation(task, trainer="batched").run()
-
-
-def test_wrong_arguments_are_told_in_a_line() -> None:
-    data = arrays()
-
-    def task(model: Any = None, **changed: Any) -> Task:
-        return Task("own", model=model or network(), **{**data, **changed})
-
-    whole = (np.zeros((4, 5), np.int64), np.zeros(4, np.int64))
-    skellam = {"rows": 1, "cols": 8, "clip": 1.0, "noise_multiplier": 1.0}
-    few = build_method("sketch-skellam", dim=75, cohort=2, settings=skellam)
-    makers: dict[str, Callable[[], object]] = {
-        "devices must be a map of device": lambda: task(devices=[whole]),
-        "test inputs must be torch.float32, as the devices', got torch.int64": lambda: task(
-            test=whole
-        ),
-        "model must be a module .* got model=None": lambda: Task(
-            "own", model=None, **data  # type: ignore[arg-type]
-        ),
-        "model must be a module .*torch.nn.modules.linear.Linear": lambda: task(nn.Linear),
-        "model must have its weights, got a lazy 'weight'": lambda: task(nn.LazyLinear(3)).dim,
-        "model must make a module, got model=3": lambda: Simulation(
-            task(lambda _: 3), method=few, algorithm=FedAvg(0.1, 4), rounds=1
-        ),
-        "algorithm must be DistributedSGD.* got algorithm='fedavg'": lambda: Simulation(
-            task(), method=few, algorithm="fedavg", rounds=1  # type: ignore[arg-type]
-        ),
-        "sampler must draw at most the cohort=2 .*draws 3": lambda: Simulation(
-            task(), method=few, algorithm=FedAvg(0.1, 4), rounds=1
-        ),
-        "budget must be Budget.* got budget=8": lambda: simulation(task(), budget=8),
-        "sampler must be an int, got sampler='all'": lambda: simulation(task(), sampler="all"),
-        "sampler must be in 1..3, got sampler=4": lambda: simulation(task(), sampler=4),
-        "seed must be an int, got seed='x'": lambda: simulation(task(), seed="x"),
-        "budget must allow one round at least": lambda: Simulation(
-            task(), method=few, algorithm=FedAvg(0.1, 4), rounds=1, sampler=2,
-            budget=Budget(0.1, 1e-5),
-        ).run(),
-    }  # fmt: skip
-    for message, make in makers.items():
-        with pytest.raises((ArgumentError, DataError), match=message):
-            make()

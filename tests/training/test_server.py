@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from diffsketch.methods.plain import PlainSketch, Uncompressed
 from diffsketch.privacy.simulated_noise import CohortNoise, NoiseKey
 from diffsketch.sketch.hashing import SketchKey, columns_and_signs
 from diffsketch.training.rounds import (
+    SERVER_RULES,
     FetchSGD,
     ModelState,
     Published,
@@ -81,6 +84,24 @@ def test_clip_limits_the_mean() -> None:
     small = 0.01 * total
     moved = rule.advance(ModelState(weights), published(small), method=METHOD, step=1.0)
     assert torch.equal(moved.weights, weights + small)
+
+
+@dataclass(frozen=True)
+class Signs(ServerOptimizer):
+    """A rule that moves every weight by the step."""
+
+    def apply(self, model: ModelState, mean: Tensor, *, step: float, **_: Any) -> ModelState:
+        return ModelState(model.weights + step * mean.sign())
+
+
+def test_a_new_rule_is_one_function() -> None:
+    """It gets the mean as others do: decoded, corrected and clipped."""
+    weights, total = vectors(2)
+    moved = Signs(update_clip=0.1).advance(
+        ModelState(weights), published(total, 4), method=METHOD, step=0.5, correct=torch.neg
+    )
+    assert torch.equal(moved.weights, weights - 0.5 * total.sign())
+    assert issubclass(SERVER_RULES["momentum"], ServerOptimizer)
 
 
 def test_scaled_rows_on_their_own() -> None:

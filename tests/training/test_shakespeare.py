@@ -134,10 +134,7 @@ def test_embedded_split_is_that_of_split_roles() -> None:
     ],
 )
 def test_damaged_embedded_text_is_found(
-    damage: Callable[[str], bytes],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    damage: Callable[[str], bytes], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "tinyshakespeare.txt.xz"
     path.write_bytes(damage(embedded_text()))

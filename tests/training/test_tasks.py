@@ -17,14 +17,7 @@ from diffsketch.training.data import load_mnist
 from diffsketch.training.defaults import TASK_DEFAULTS, TASK_TITLES
 from diffsketch.training.local import trainer_for
 from diffsketch.training.models import CharLSTM, LogisticRegression, SmallCNN, flatten
-from diffsketch.training.tasks import (
-    Devices,
-    Examples,
-    Task,
-    check_task,
-    load_task,
-    task_kinds,
-)
+from diffsketch.training.tasks import Devices, Examples, Task, check_task, load_task, task_kinds
 from tests.training.reference import write_images
 
 TEXT = "Shall I compare thee to a summer's day? Thou art more lovely and more temperate: "

@@ -47,24 +47,24 @@ _KEPT = (MessageKind.KEY_LIST, MessageKind.SHARE_LIST, MessageKind.SURVIVORS)
 class SecureSumClient:
     """One member in one round. A new round takes a new client, with new keys.
 
-    `answer` takes one request of the server. The same request again, as after a lost reply,
-    gets the same answer; another one in its place is refused. So no two inputs are ever masked
-    alike, and no two kinds of shares of one member are given away.
+    `answer` takes one request of the server. The same request again, as after a lost reply, gets
+    the same answer; a different one in its place is refused. So no two inputs are ever masked
+    alike, and no two kinds of shares of one member are revealed.
 
-    Shares that cannot be read, since their sender or the server altered them, are left out: this
-    member then has none to give for that sender. One who does so gains nothing, as it only has
-    fewer shares in the end; and no single member can keep all others from taking part.
+    Shares that cannot be decrypted, since their sender or the server altered them, are left out:
+    this member then has none to reveal for that sender. A sender who does so gains nothing, as
+    fewer shares of its secrets exist; and no single member can keep all others from taking part.
 
     Guarantees: the refusals, and the same answers after `restore`
     (`tests/secure_sum/test_client.py`); what a masked input shows
     (`tests/secure_sum/test_secrecy.py`).
 
     Args:
-        index: The member's number.
+        index: Number of the member.
         params: Parameters of the round, on which this member insists.
         identity: Its long-term key, where members sign.
-        randomness: Gives so many secret random bytes. Another one than the operating system's is
-            for tests with known answers.
+        randomness: Function from a size to that many secret random bytes. Only tests with known
+            answers replace the operating system's.
 
     Raises:
         ArgumentError: Not a member, or the identity is not the one that the others know.
@@ -79,11 +79,13 @@ class SecureSumClient:
         randomness: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
         check(index in params.points, "index", "be a member of the round", index)
-        known = None if params.identities is None else params.identities[index]
-        if known != (None if identity is None else identity.public):
+        listed = None if params.identities is None else params.identities[index]
+        if listed != (None if identity is None else identity.public):
             raise ArgumentError(f"identity must be the one that params has for {index}, or none")
         self.index, self.params = index, params
-        self._own = MemberSecrets(randomness(SECRET_BYTES), index, params=params, identity=identity)
+        self._secrets = MemberSecrets(
+            randomness(SECRET_BYTES), index, params=params, identity=identity
+        )
         self._requests: dict[MessageKind, bytes] = {}
         self._reply: bytes | None = None
         # Read from the requests that are kept; None for shares that cannot be read.
@@ -95,40 +97,41 @@ class SecureSumClient:
 
         Args:
             request: The server's request.
-            cells: Gives the input, with its noise: of the format's shape, int64 below `2**bits`.
-                Called only when it is to be masked, and not for a repeated request: then the
-                first reply is given again.
+            cells: Makes the input, with its noise: of the format's shape, int64 below `2**bits`.
+                Called only when it is masked, and not for a repeated request, which gets the first
+                reply.
 
         Raises:
-            RefusedError: The request is not of this round, not the first of its stage, or comes
-                before another stage; or it lists too few members, unknown ones, or this one's own
-                keys altered; or it has a key twice, a signature that does not fit, or a sum in
-                which this member is not; or too few shares can be read.
+            RefusedError: The request is not of this round, not the first of its stage, or skips a
+                stage; or it lists too few members, unknown ones, or altered keys of this member;
+                or it has a key twice, a wrong signature, or a sum without this member; or too few
+                shares can be decrypted.
             ArgumentError: The cells do not fit the format.
         """
         stage = stage_of(request, self.params)
         if stage is Stage.KEYS:
             parse_message(request, MessageKind.OPENING, params=self.params, size=0)
-            return self._pack(MessageKind.KEYS, self._own.public.to_bytes())
+            return self._pack(MessageKind.KEYS, self._secrets.public.to_bytes())
         if stage is Stage.SHARES:
             return self._share(request)
         if stage is Stage.MASKED:
+            # The first reply is kept: a second input under the same masks would reveal both.
             if self._reply is None or self._requests[MessageKind.SHARE_LIST] != request:
                 self._reply = self._masked(request, cells)
             return self._reply
         if stage is Stage.CONSISTENCY:
             presence = self._read_presence(request)
             self._keep(MessageKind.SURVIVORS, request)
-            signature = self._own.sign(signed_presence(presence, self.params))
+            signature = self._secrets.sign(signed_presence(presence, self.params))
             return self._pack(MessageKind.CONSISTENCY, signature)
         return self._unmask(request)
 
     def save(self) -> bytes:
-        """Serialise all that is needed to go on in another process. Secret: encrypt it on a disk.
+        """Serialise everything that another process needs to continue. Secret: encrypt it on disk.
 
-        Save before a reply leaves: an old copy that masks another input gives both away.
+        Save before a reply leaves: an older copy that masks another input reveals both.
         """
-        parts = [self._own.root]
+        parts = [self._secrets.root]
         for blob in (*(self._requests.get(kind, b"") for kind in _KEPT), self._reply or b""):
             parts += [len(blob).to_bytes(8, "little"), blob]
         return self._pack(MessageKind.STATE, b"".join(parts))
@@ -164,24 +167,27 @@ class SecureSumClient:
         self._keep(MessageKind.KEY_LIST, request)
         self._keys = keys
         encrypted = {}
-        for index, (seed, mask) in self._own.split(list(keys)).items():
+        for index, (seed, mask) in self._secrets.split(list(keys)).items():
             if index != self.index:
-                key, bound = self._own.channel(keys, sender=self.index, recipient=index)
+                key, bound = self._secrets.channel(keys, sender=self.index, recipient=index)
                 encrypted[index] = encrypt(key, seed + mask, bound)
         return self._pack(MessageKind.SHARES, pack_list(encrypted))
 
     def _masked(self, request: bytes, cells: Callable[[], Tensor]) -> bytes:
-        """Mask the input. After a first reply no other list is kept, so there is never a second."""
+        """Mask the input, once: after the first reply `_keep` refuses every other list."""
         keys = self._known_keys()
         shares = self._read_shares(request)
-        given = cells()
-        pack(given, self.params.layout)  # checks the cells
+        plain = cells()
+        pack(plain, self.params.layout)  # checks the cells
+        # Kept before anything is masked: an interrupt may lose the reply, and allows no other list.
         self._keep(MessageKind.SHARE_LIST, request)
         self._shares = shares
-        words = to_words(given, self.params) + self_mask(self._own.seed, self.index, self.params)
+        words = to_words(plain, self.params) + self_mask(
+            self._secrets.seed, self.index, self.params
+        )
         for index in shares.keys() - {self.index}:
             pair = (self.index, index)
-            words += pair_mask(self._own.mask, keys[index].mask, pair, self.params)
+            words += pair_mask(self._secrets.mask, keys[index].mask, pair, self.params)
         message = Message(
             self.params.layout,
             to_cells(words, self.params),
@@ -210,9 +216,9 @@ class SecureSumClient:
             presence = self._read_presence(request)
             self._keep(MessageKind.SURVIVORS, request)
         shares, revealed = self._known_shares(), {}
-        for index, one in presence.items():
+        for index, value in presence.items():
             if (both := shares[index]) is not None:
-                revealed[index] = bytes([one]) + both[0 if one is Presence.PRESENT else 1]
+                revealed[index] = bytes([value]) + both[0 if value is Presence.PRESENT else 1]
         return self._pack(MessageKind.UNMASK, pack_list(revealed))
 
     def _known_keys(self) -> dict[int, PublicKeys]:
@@ -226,12 +232,12 @@ class SecureSumClient:
     def _read_keys(self, request: bytes) -> dict[int, PublicKeys]:
         values = self._parse_list(request, MessageKind.KEY_LIST, PublicKeys.size(self.params))
         keys = {index: PublicKeys.parse(value) for index, value in values.items()}
-        if keys.get(self.index) != self._own.public:
+        if keys.get(self.index) != self._secrets.public:
             raise RefusedError("the list of keys lacks the own ones, or has them altered")
         self._check_enough(len(keys), "have keys")
         check_distinct(keys.values())
-        for index, found in keys.items():
-            check_keys(found, index, self.params)
+        for index, public in keys.items():
+            check_keys(public, index, self.params)
         return keys
 
     def _read_shares(self, request: bytes) -> dict[int, tuple[bytes, bytes] | None]:
@@ -243,7 +249,7 @@ class SecureSumClient:
         self._check_enough(len(encrypted) + 1, "have sent shares")
         shares: dict[int, tuple[bytes, bytes] | None] = {}
         for index, ciphertext in encrypted.items():
-            key, bound = self._own.channel(keys, sender=index, recipient=self.index)
+            key, bound = self._secrets.channel(keys, sender=index, recipient=self.index)
             try:
                 both = decrypt(key, ciphertext, bound)
                 seed, mask = both[:SHARE_BYTES], both[SHARE_BYTES:]
@@ -253,9 +259,9 @@ class SecureSumClient:
                 shares[index] = None
             else:
                 shares[index] = seed, mask
-        shares[self.index] = self._own.split(list(keys))[self.index]
+        shares[self.index] = self._secrets.split(list(keys))[self.index]
         read = sum(both is not None for both in shares.values())
-        if read < self.params.threshold:  # then it is rather the list that is wrong
+        if read < self.params.threshold:  # then the list is wrong rather than its senders
             raise RefusedError(
                 f"shares of {read} members of {len(shares)} can be read, and the threshold is "
                 f"{self.params.threshold}: each other one was altered, or is of another round"
@@ -263,7 +269,7 @@ class SecureSumClient:
         return shares
 
     def _read_presence(self, request: bytes) -> dict[int, Presence]:
-        """Read who is in the sum, of exactly those with whom this member shares masks."""
+        """Read who is in the sum, of exactly those who share masks with this member."""
         values = self._parse_list(request, MessageKind.SURVIVORS, 1)
         if any(value[0] not in list(Presence) for value in values.values()):
             raise RefusedError("a member is neither present nor dropped")
@@ -316,7 +322,8 @@ class ReplyGuard:
     one may send its own.
 
     Args:
-        directory: The member's own, and the same in all of its processes. Made if it is not there.
+        directory: Directory of this member alone, the same in all of its processes. Made if it
+            does not exist.
     """
 
     def __init__(self, directory: str | Path) -> None:

@@ -50,6 +50,7 @@ def pair_mask(own: KeyPair, public: bytes, pair: tuple[int, int], params: Params
     `own` is the first member's key. The result is negated if that is the lower number.
     """
     first, second = pair
+    # Sorted, as both members derive the same key.
     ends = sorted([(first, own.public), (second, public)])
     about = b"".join(index.to_bytes(8, "little") + key for index, key in ends)
     key = derive(own.agree(public), context=params.context, label="pair mask", about=about)
@@ -79,7 +80,7 @@ def _word(params: Params) -> np.dtype[np.unsignedinteger[Any]]:
 
 
 class MemberSecrets:
-    """Two key pairs and the seed of the own mask, all derived from one random number.
+    """Two key pairs and the seed of the member's own mask, all derived from one random number.
 
     Keys depend on the context as well: the same `root` would give others in another round.
     """
@@ -105,12 +106,12 @@ class MemberSecrets:
         """Share the seed and the mask key, by the members that the shares are for."""
         if list(self._split) != indices:
             points = [self._params.points[index] for index in indices]
-            threshold, found = self._params.threshold, []
+            threshold, shares = self._params.threshold, []
             for label, secret in (("seed", self.seed), ("key", self.mask.secret)):
                 size = (threshold - 1) * COEFFICIENT_BYTES
                 random = stream(self._derive(f"{label} shares"), size)
-                found.append(split(secret, points, threshold=threshold, random=random))
-            self._split = dict(zip(indices, zip(*found, strict=True), strict=True))
+                shares.append(split(secret, points, threshold=threshold, random=random))
+            self._split = dict(zip(indices, zip(*shares, strict=True), strict=True))
         return self._split
 
     def channel(

@@ -64,11 +64,11 @@ class Stage(Enum):
 
 
 class VoidError(DiffSketchError):
-    """The round is void: there is no sum of it, and there will be none.
+    """The round is void: it has no sum, and never will.
 
     Attributes:
         stage: Stage in which it failed.
-        dropped: Members that fell silent, and the stage in which each did.
+        dropped: Members that stopped replying, and the stage in which each did.
     """
 
     def __init__(self, reason: str, *, stage: Stage, dropped: Mapping[int, Stage]) -> None:
@@ -94,7 +94,7 @@ def default_threshold(count: int) -> int:
 
 @dataclass(frozen=True)
 class Params:
-    """Parameters of a round. Everybody has the same ones, or no message is understood.
+    """Parameters of a round, equal for all members: else no message is accepted.
 
     All of them go into `context`, which is part of every message, every signature and every key
     that is derived. So a message of another run or round, or of a server that tells members
@@ -110,14 +110,15 @@ class Params:
         run: Identifies the run: 16 to 64 bytes that no other run has, such as a random number.
         round_index: The round.
         fingerprint: Fingerprint of the round's hashes.
-        members: The numbers of those who take part, ascending.
-        threshold: Members that must be left at every stage; more than half of them. See
+        members: Numbers of those who take part, ascending.
+        threshold: Number of members that must be left at every stage; more than half of them. See
             `default_threshold`.
-        min_present: Inputs that must be in the sum, at least `threshold`: with fewer, too little
-            noise would be in it. Members refuse to unmask such a sum, whatever the server says.
-        identities: The members' public Ed25519 keys, from somewhere else than the server. With
-            them, members sign, and one more stage makes sure that all were told the same. Without,
-            the protocol is secure only against a server that follows it.
+        min_present: Number of inputs that must be in the sum, at least `threshold`: with fewer, too
+            little noise would be in it. Members refuse to unmask such a sum, whatever the server
+            says.
+        identities: Public Ed25519 keys of the members, not obtained from the server. With them,
+            members sign, and one more stage makes sure that all were told the same. Without, the
+            protocol is secure only against a server that follows it.
 
     Raises:
         ArgumentError: A value is out of range.
@@ -148,8 +149,8 @@ class Params:
             raise ArgumentError("run must be 16 to 64 bytes")
         members = tuple(self.members)
         object.__setattr__(self, "members", members)
-        good = all(type(index) is int and 0 <= index < SERVER for index in members)
-        check(good, "members", "be numbers in [0, 2**64 - 1)", members)
+        numbers = all(type(index) is int and 0 <= index < SERVER for index in members)
+        check(numbers, "members", "be numbers in [0, 2**64 - 1)", members)
         check(members == tuple(sorted(set(members))), "members", "be ascending, each once", members)
         count = len(members)
         check(count >= 2, "members", "be two or more", members)
@@ -161,8 +162,7 @@ class Params:
         if self.identities is not None:
             keys = list(self.identities.values())
             if set(self.identities) != set(members):
-                raise ArgumentError("identities must be those of the members, each one's and no "
-                                    "other")  # fmt: skip
+                raise ArgumentError("identities must have exactly the members' keys")
             if not all(isinstance(key, bytes) and len(key) == PUBLIC_BYTES for key in keys):
                 raise ArgumentError(f"identities must be public keys of {PUBLIC_BYTES} bytes")
             if len(set(keys)) != len(keys):
@@ -223,22 +223,22 @@ def accept(
     identities: Mapping[int, bytes] | None = None,
     corrupt: int = 0,
 ) -> Params:
-    """Parse an invitation, and check that it is to a round as the member wants it.
+    """Parse an invitation, and check that its round meets the member's conditions.
 
-    Whether the run and the round are those that the member is in is for the caller to check.
+    The caller checks that run and round are those that the member is in.
 
     Args:
         data: The invitation.
         layout: Format of the inputs.
         fingerprint: Fingerprint of the round's hashes.
-        least_present: Inputs that must be in the sum, for the claim that the member was promised.
-        identities: Public keys of all who might be members, not from this server; None for a
+        least_present: Number of inputs that the claim promised to the member needs in the sum.
+        identities: Public keys of all possible members, not obtained from this server; None for a
             server that is trusted to follow the protocol.
-        corrupt: Members who may collude with a malicious server: `2 threshold > members + corrupt`
-            is required.
+        corrupt: Number of members who may collude with a malicious server:
+            `2 threshold > members + corrupt` is required.
 
     Raises:
-        RefusedError: Not an invitation, or not to such a round.
+        RefusedError: Not an invitation, or the round does not meet the conditions.
         ArgumentError: `data` is not bytes.
 
     >>> layout = MessageFormat("sketch-skellam", 9, (1, 2), "unsigned", 8)
@@ -268,6 +268,7 @@ def accept(
         raise RefusedError(
             f"invitation is refused: min_present is {min_present}, below {least_present}"
         )
+    # Two groups of honest members, each with all corrupt ones, must not both reach the threshold.
     if 2 * threshold <= count + corrupt:
         raise RefusedError(
             f"invitation is refused: a threshold of {threshold} for {count} members does not "
@@ -346,9 +347,8 @@ class PublicKeys:
 
 
 def signed_presence(presence: Mapping[int, Presence], params: Params) -> bytes:
-    """Bytes that a member signs when it was told who is in the sum and who is not."""
-    values = {index: bytes([one]) for index, one in presence.items()}
-    return b"fate" + params.context + pack_list(values)
+    """Bytes that a member signs to confirm who it was told is in the sum."""
+    return b"fate" + params.context + pack_presence(presence)
 
 
 def check_keys(keys: PublicKeys, index: int, params: Params) -> None:
@@ -362,8 +362,8 @@ def check_keys(keys: PublicKeys, index: int, params: Params) -> None:
 
 def check_distinct(keys: Iterable[PublicKeys]) -> None:
     """Raise a `RefusedError` if two keys are the same: masks of pairs must be unrelated."""
-    found = [key for pair in keys for key in (pair.cipher, pair.mask)]
-    if len(set(found)) != len(found):
+    public = [key for pair in keys for key in (pair.cipher, pair.mask)]
+    if len(set(public)) != len(public):
         raise RefusedError("two public keys are the same")
 
 
@@ -380,11 +380,11 @@ def parse_message(
 ) -> tuple[int, bytes]:
     """Return sender and body of a message, whose length must be `size` where it is given."""
     sender_of(data)
-    magic, version, found, sender, context, checksum = _ENVELOPE.unpack_from(data)
+    magic, version, code, sender, context, checksum = _ENVELOPE.unpack_from(data)
     if magic != _MAGIC or version != _VERSION:
         raise RefusedError(f"not a message of a secure sum of version {_VERSION}")
-    if found != kind:
-        raise RefusedError(f"message is of kind {found}, and {kind.name} ({kind}) is expected")
+    if code != kind:
+        raise RefusedError(f"message is of kind {code}, and {kind.name} ({kind}) is expected")
     if size is not None and len(data) != ENVELOPE_BYTES + size:
         raise RefusedError(
             f"message has a body of {len(data) - ENVELOPE_BYTES} bytes, and {size} are expected"
@@ -433,6 +433,11 @@ def pack_list(values: Mapping[int, bytes]) -> bytes:
     return len(values).to_bytes(4, "little") + b"".join(entries)
 
 
+def pack_presence(presence: Mapping[int, Presence]) -> bytes:
+    """Serialise who is in the sum as the body of a message."""
+    return pack_list({index: bytes([value]) for index, value in presence.items()})
+
+
 def parse_list(
     data: bytes, kind: MessageKind, *, params: Params, size: int
 ) -> tuple[int, dict[int, bytes]]:
@@ -440,19 +445,20 @@ def parse_list(
     check_data(data)
     step = 8 + size
     most = ENVELOPE_BYTES + 4 + step * len(params.members)
+    # Before anything is hashed or allocated.
     if len(data) > most:
         raise RefusedError(f"message is too long: {len(data)} bytes, and at most {most} can be")
     sender, body = parse_message(data, kind, params=params, size=None)
     count = int.from_bytes(body[:4], "little")
     if len(body) != 4 + count * step:
         raise RefusedError(f"message has a body of {len(body)} bytes, which is not {count} records")
-    found, last = dict[int, bytes](), -1
+    values, last = dict[int, bytes](), -1
     for at in range(4, len(body), step):
         index = int.from_bytes(body[at : at + 8], "little")
         if index not in params.points or index <= last:
             raise RefusedError(f"message lists {index}, which is no member, a repetition or late")
-        found[index], last = body[at + 8 : at + step], index
-    return sender, found
+        values[index], last = body[at + 8 : at + step], index
+    return sender, values
 
 
 def _checksum(data: bytes | bytearray) -> bytes:

@@ -49,7 +49,7 @@ TAG_BYTES = 16
 SHARE_BYTES = 33
 COEFFICIENT_BYTES = 64  # reduced modulo the prime, these are 2**-255 from uniform
 PRIME = 2**256 + 297
-_NONCE = bytes(12)
+_NONCE = bytes(12)  # constant, as each key encrypts one message
 
 
 class RefusedError(WireError):
@@ -203,13 +203,13 @@ class ShareRecovery:
         values = [share_number(shares[point]) for point in self.points]
         if sum(map(mul, self._checks, values)) % PRIME:
             raise RefusedError("shares do not belong to one secret: somebody sent a wrong one")
-        found: int = sum(map(mul, self._at_zero, values)) % PRIME
-        if found >> (8 * SECRET_BYTES):
+        value: int = sum(map(mul, self._at_zero, values)) % PRIME
+        if value >> (8 * SECRET_BYTES):
             raise RefusedError("shares give no secret of 32 bytes: somebody sent a wrong one")
-        return found.to_bytes(SECRET_BYTES, "little")
+        return value.to_bytes(SECRET_BYTES, "little")
 
 
 def _check_points(points: Sequence[int], threshold: int) -> None:
     check(1 <= threshold <= len(points), "threshold", "be in 1..points", threshold)
-    good = len(set(points)) == len(points) and all(0 < point < PRIME for point in points)
-    check(good, "points", "be distinct and > 0", list(points))
+    distinct = len(set(points)) == len(points) and all(0 < point < PRIME for point in points)
+    check(distinct, "points", "be distinct and > 0", list(points))

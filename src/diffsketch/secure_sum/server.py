@@ -23,6 +23,7 @@ from diffsketch.secure_sum.messages import (
     check_keys,
     pack_list,
     pack_message,
+    pack_presence,
     parse_list,
     parse_message,
     sender_of,
@@ -40,7 +41,7 @@ from diffsketch.secure_sum.primitives import (
 )
 from diffsketch.wire import SERVER, DuplicateError, Message
 
-_ANY_KEY = KeyPair(bytes(range(32)))
+_ANY_KEY = KeyPair(bytes(range(32)))  # to try whether a public key has a common secret
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,19 +64,19 @@ class SecureSumServer:
     Requests go to those whom `requests` names, each reply goes to `collect`, and `close` goes on
     with those who replied.
 
-    A reply that is refused changes nothing; a member whose reply does not come has dropped out.
-    With too few left, `close` raises a `VoidError`, and so does everything after it.
+    A refused reply changes nothing; a member that does not reply has dropped out. With too few
+    left, `close` raises a `VoidError`, and so does everything after it.
 
-    A member may send shares that others cannot read. If as many as the threshold can, there is a
-    sum all the same; else the round is void, since the sender's masks can never be taken off.
-    `unreadable` says whose shares they are and who could not read them, and `suspects` who is to
-    be left out of the next round.
+    A member may send shares that others cannot decrypt. If `threshold` members can, there is still
+    a sum; else the round is void, since the sender's masks can never be removed. `unreadable` says
+    whose shares they are and who could not decrypt them, and `suspects` who should be left out of
+    the next round.
 
-    Wrong shares never give a wrong sum: what they give back must fit the commitment to the seed, or
+    Wrong shares never give a wrong sum: a recovered secret must fit the commitment to the seed, or
     the public mask key, of the first message. With one share more than the threshold, a single
-    wrong one is found and left out; else the round is void. `wrong` says whose secret it was and
-    who gave shares of it: all who did, or the one whose share was found to be wrong. Either it, or
-    the owner when the shares were made, is to blame.
+    wrong one is found and left out; else the round is void. `wrong` maps the owner of the secret to
+    those who sent shares of it: all who did, or the one whose share was wrong. Either they or the
+    owner, who made the shares, are at fault.
 
     Guarantees (`tests/secure_sum/test_server.py`): the total is the sum of the inputs of those
     present, for dropouts at every stage within the threshold, and an error beyond it.
@@ -127,9 +128,9 @@ class SecureSumServer:
 
     @property
     def suspects(self) -> tuple[int, ...]:
-        """Members whose shares most others could not read. Honest as most are, it is their fault.
+        """Members whose shares a majority could not decrypt; with an honest majority, at fault.
 
-        Fewer may be a member's fault, or a lie of those who say that they could not.
+        Where fewer could not, either the member is at fault or those who say so lie.
         """
         return tuple(
             owner
@@ -150,7 +151,7 @@ class SecureSumServer:
             kind, body = MessageKind.SIGNATURES, pack_list(self._signatures)
         elif self.stage in (Stage.CONSISTENCY, Stage.UNMASK):
             kind = MessageKind.SURVIVORS
-            body = pack_list({index: bytes([one]) for index, one in self._presence.items()})
+            body = pack_presence(self._presence)
         request = pack_message(kind, body, sender=SERVER, params=self.params)
         return dict.fromkeys(self._expected, request)
 
@@ -186,6 +187,7 @@ class SecureSumServer:
             raise DuplicateError(f"{sender} has already replied in stage {stage.value}")
         if sender not in self._expected:
             raise RefusedError(f"{sender} has dropped out, and is not asked in {stage.value}")
+        # Each branch checks everything before its first change, so a refused reply leaves no trace.
         if stage is Stage.KEYS:
             self._take_keys(sender, PublicKeys.parse(body))
         elif stage is Stage.SHARES:
@@ -296,18 +298,18 @@ class SecureSumServer:
         self._revealed[sender] = {index: value[1:] for index, value in values.items()}
 
     def _unmask(self) -> Total:
-        """Take off the masks of those present, and what they added for those who dropped out."""
-        found, errors = dict[int, bytes](), list[RefusedError]()
+        """Remove the masks of those present, and what they added for those who dropped out."""
+        recovered, errors = dict[int, bytes](), list[RefusedError]()
         for owner in sorted(self._presence):  # all of them, so that `wrong` is complete
             try:
-                found[owner] = self._recovered(owner)
+                recovered[owner] = self._recovered(owner)
             except RefusedError as error:
                 errors.append(error)
         if errors:
             raise errors[0]
         words, params = self._sum, self.params
-        present = [index for index, one in self._presence.items() if one is Presence.PRESENT]
-        for owner, secret in found.items():
+        present = [index for index, value in self._presence.items() if value is Presence.PRESENT]
+        for owner, secret in recovered.items():
             if self._presence[owner] is Presence.PRESENT:
                 words = words - self_mask(secret, owner, params)
                 continue
@@ -326,8 +328,9 @@ class SecureSumServer:
                 f"shares of {owner} could be read by {len(shares)} of {len(self._revealed)} "
                 f"members, and the threshold is {threshold}"
             )
+        # All shares first; then without each in turn, which finds a single wrong one.
         for left_out in (None, *shares) if len(shares) > threshold else (None,):
-            secret = self._secret({i: one for i, one in shares.items() if i != left_out})
+            secret = self._secret({i: share for i, share in shares.items() if i != left_out})
             if secret is not None and self._is_committed(secret, owner):
                 if left_out is not None:
                     self.wrong[owner] = (left_out,)
@@ -339,7 +342,7 @@ class SecureSumServer:
         )
 
     def _secret(self, shares: Mapping[int, bytes]) -> bytes | None:
-        """Recover the secret of members' shares; None if they belong to no one secret."""
+        """Recover the secret of members' shares; None if they do not share a secret."""
         points = tuple(self.params.points[index] for index in shares)
         if points not in self._recoveries:
             self._recoveries[points] = ShareRecovery(

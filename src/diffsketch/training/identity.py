@@ -13,17 +13,20 @@ from diffsketch.training.models import working_copy
 from diffsketch.training.tasks import Loss, Task, scores_of
 
 _PROBED = 16  # examples that a loss is tried with
-_DIGEST_BYTES = 16  # no two things have the same one
-# Digests in an identity, and the start of a sentence about each: nobody can read a digest.
+_DIGEST_BYTES = 16  # collisions need 2**64 attempts
 
 
 def run_identity(task: Task, seed: int, settings: str, *, noise_key: NoiseKey | None) -> str:
-    """Text of all that a state belongs to. Reads all data: a fifth of a second for 188 MB.
+    """Describe the run that a state belongs to. Reads all data: 0.2 s for 188 MB.
 
-    Guarantees (`tests/training/test_simulation_state.py`): the same for the same run, on whatever
+    Guarantees (`tests/training/test_simulation_state.py`): the same for the same run, on any
     device; another for other settings, examples, labels, owners of examples or models.
 
-    `settings` has all that changes what is released and is not in the task.
+    Args:
+        task: The task.
+        seed: Seed of the run.
+        settings: Everything else that changes a release.
+        noise_key: Key of the noise, if it was an argument.
     """
     devices, test = task.devices, task.test
     data = tensor_digest(devices.examples.inputs, devices.examples.labels, devices.starts)
@@ -39,32 +42,33 @@ def run_identity(task: Task, seed: int, settings: str, *, noise_key: NoiseKey | 
 
 
 def _name_of(loss: Loss) -> str:
-    """A function's name, or what an object says of itself."""
+    """Return the name of a function, or the repr of an object."""
     name = getattr(loss, "__qualname__", None)
     return repr(loss) if name is None else f"{loss.__module__}.{name}"
 
 
 def run_noise_key(task: Task, seed: int, identity: str) -> NoiseKey:
-    """Key of the noise that is another one if anything of a run is different.
+    """Derive a key of the noise that changes with anything in a run.
 
-    The first weights count as well, and the first value of a loss of one's own. They are not in
-    the identity: other machines may round them differently, and a run may be continued there, with
-    noise of its own from then on.
+    The first weights count as well, and the first value of a custom loss. They are not in the
+    identity: other machines may round them differently, and a run may be continued there, with
+    other noise from then on.
     """
     model = task.model(seed)
     weights = tensor_digest(*model.state_dict().values())
     secret, text = NoiseKey.from_integer(seed).secret, f"{identity}, weights={weights}"
-    if task.loss is not None:  # whose name does not tell what it computes
-        some, own = task.devices.examples, working_copy(model, keep_local=task.keep_local).eval()
+    if task.loss is not None:  # a name does not tell what a loss computes
+        inputs, labels = task.devices.examples.inputs, task.devices.examples.labels
+        model = working_copy(model, keep_local=task.keep_local).eval().to(inputs.device)
         with torch.no_grad():
-            scores = scores_of(own.to(some.inputs.device)(some.inputs[:_PROBED]))
-            text += f", loss={float(task.loss(scores, some.labels[:_PROBED])).hex()}"
+            loss = task.loss(scores_of(model(inputs[:_PROBED])), labels[:_PROBED])
+        text += f", loss={float(loss).hex()}"
     digest = hashlib.blake2b(text.encode(), key=secret, digest_size=32, person=b"ds-run-noise")
     return NoiseKey(digest.digest())
 
 
 def tensor_digest(*tensors: Tensor) -> str:
-    """Digest of types, shapes and values; the same wherever the tensors are.
+    """Compute a digest of types, shapes and values; the same wherever the tensors are.
 
     >>> tensor_digest(torch.zeros(2)) == tensor_digest(torch.zeros(1, 2))
     False

@@ -1,4 +1,4 @@
-"""Models that come along, and weights as one flat vector."""
+"""Built-in models, and weights as one flat vector."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class WeightLayout:
 
     @classmethod
     def of(cls, model: nn.Module) -> WeightLayout:
-        """The layout of a model; a parameter that is used twice is there once."""
+        """Make the layout of a model; a shared parameter is in it once."""
         parameters = dict(model.named_parameters())
         check(bool(parameters), "model", "have parameters", type(model).__name__)
         for name, parameter in parameters.items():
@@ -34,13 +34,13 @@ class WeightLayout:
                 raise ArgumentError(
                     f"model must have its weights, got a lazy {name!r}: call it with a batch first"
                 )
-            good = parameter.dtype in (torch.float32, torch.float16, torch.bfloat16)
-            check(good, name, "be float32, float16 or bfloat16", parameter.dtype)
+            real = parameter.dtype in (torch.float32, torch.float16, torch.bfloat16)
+            check(real, name, "be float32, float16 or bfloat16", parameter.dtype)
         return cls(tuple(parameters), tuple(p.shape for p in parameters.values()))
 
     @cached_property
     def sizes(self) -> list[int]:
-        """Entries of each parameter."""
+        """Number of entries of each parameter."""
         return [shape.numel() for shape in self.shapes]
 
     @cached_property
@@ -49,7 +49,7 @@ class WeightLayout:
         return sum(self.sizes)
 
     def split(self, weights: Tensor) -> tuple[Tensor, ...]:
-        """The parameters as views of `(dim,)`, or of `(workers, dim)` with the workers in front."""
+        """Split `(dim,)` into views of the parameters; of `(workers, dim)`, one for each worker."""
         lead = weights.shape[:-1]
         parts = torch.split_with_sizes(weights, self.sizes, dim=-1)
         return tuple(
@@ -57,7 +57,7 @@ class WeightLayout:
         )
 
     def check_weights(self, weights: Tensor) -> None:
-        """Raise unless these are flat weights of such a model."""
+        """Raise unless these are flat weights of the model."""
         check(weights.dtype == torch.float32, "weights", "be float32", weights.dtype)
         if weights.shape != (self.dim,):
             raise MismatchError(
@@ -66,7 +66,7 @@ class WeightLayout:
 
 
 def flatten(model: nn.Module) -> Tensor:
-    """All parameters of a model as one vector: a copy, float32, whatever the model's type.
+    """Copy all parameters of a model into one vector, float32 whatever the model's type.
 
     Guarantees: `load` gives them back (`test_flatten_and_load_round_trip`).
 
@@ -78,7 +78,7 @@ def flatten(model: nn.Module) -> Tensor:
 
 
 def unflatten(model: nn.Module, weights: Tensor) -> dict[str, Tensor]:
-    """Flat weights as the parameters of a model by name: views, not copies."""
+    """Split flat weights into the parameters of a model by name: views, not copies."""
     layout = WeightLayout.of(model)
     layout.check_weights(weights)
     return dict(zip(layout.names, layout.split(weights), strict=True))
@@ -92,7 +92,7 @@ def load(model: nn.Module, weights: Tensor) -> None:
 
 
 def working_copy(model: nn.Module, *, keep_local: bool = False) -> nn.Module:
-    """A copy of a model as it is trained: in float32, since half of the bits add up badly.
+    """Copy a model for training: in float32, since sums of many float16 updates lose bits.
 
     With `keep_local`, layers that would keep running statistics normalise by each batch instead.
     """
@@ -109,8 +109,8 @@ def working_copy(model: nn.Module, *, keep_local: bool = False) -> nn.Module:
 class LogisticRegression(nn.Module):
     """Scores `weight x + bias` of each class: 7,850 parameters for MNIST.
 
-    It starts from zero: the loss is convex, so there is nothing to break a symmetry between, and
-    all seeds start alike. Whole numbers are taken as they are, so scale pixels beforehand.
+    It starts from zero: the loss is convex, so no symmetry has to be broken, and all seeds start
+    alike. Whole numbers are not scaled, so scale pixels beforehand.
 
     >>> LogisticRegression()(torch.zeros(5, 28, 28)).shape
     torch.Size([5, 10])
@@ -124,7 +124,7 @@ class LogisticRegression(nn.Module):
         self.bias = nn.Parameter(torch.zeros(classes))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Scores `(batch, classes)` of inputs `(batch, ...)`."""
+        """Compute scores `(batch, classes)` of inputs `(batch, ...)`."""
         return functional.linear(inputs.flatten(1).to(self.weight.dtype), self.weight, self.bias)
 
 
@@ -144,7 +144,7 @@ class SmallCNN(nn.Module):
             _uniform(layer.parameters(), fan_in**-0.5, generator)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Scores `(batch, classes)` of images `(batch, 28, 28)` or `(batch, 784)`."""
+        """Compute scores `(batch, classes)` of images `(batch, 28, 28)` or `(batch, 784)`."""
         hidden = images.to(torch.float32).reshape(-1, 1, 28, 28)
         hidden = torch.relu(self.first(hidden))
         hidden = torch.relu(self.second(hidden))
@@ -166,7 +166,7 @@ class CharLSTM(nn.Module):
 
     gates: ClassVar[int] = 4
     usual: ClassVar[tuple[int, int, int]] = (52, 90, 7)
-    """States of a layer, letters, numbers that stand for a letter."""
+    """Defaults: states of a layer, letters, length of a letter's embedding."""
 
     def __init__(
         self,
@@ -177,8 +177,8 @@ class CharLSTM(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        given = zip((hidden, letters, embedding), self.usual, strict=True)
-        hidden, letters, embedding = (usual if one is None else one for one, usual in given)
+        sizes = zip((hidden, letters, embedding), self.usual, strict=True)
+        hidden, letters, embedding = (usual if size is None else size for size, usual in sizes)
         self.hidden = hidden
         self.embedding = nn.Parameter(torch.empty(letters, embedding))
         for layer, size in enumerate((embedding, hidden)):
@@ -194,11 +194,11 @@ class CharLSTM(nn.Module):
             self.embedding.normal_(generator=generator)
 
     def forward(self, windows: Tensor) -> Tensor:
-        """Scores `(batch, letters)` of the character after each window `(batch, length)`."""
+        """Compute scores `(batch, letters)` of the character after windows `(batch, length)`."""
         inputs = functional.embedding(windows.t().long(), self.embedding)
         if inputs.is_cuda:
-            # cuDNN copies weights that lie apart, and says so at each call; ours have no place
-            # for its second bias.
+            # cuDNN copies weights that are not contiguous, and warns at each call; ours have no
+            # place for its second bias.
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="RNN module weights are not part of")
                 last = self._recur(inputs)[-1]
@@ -207,7 +207,7 @@ class CharLSTM(nn.Module):
         return functional.linear(last, self.output, self.output_bias)
 
     def _recur(self, inputs: Tensor) -> Tensor:
-        """The upper layer's output `(length, batch, hidden)` of `(length, batch, embedding)`."""
+        """Compute the upper layer's output `(length, batch, hidden)`."""
         start = inputs.new_zeros(2, inputs.shape[1], self.hidden)
         weights: list[Tensor] = []  # in the order in which torch's fused kernels take them
         for layer in range(2):
@@ -217,14 +217,13 @@ class CharLSTM(nn.Module):
         grad = torch.is_grad_enabled()
         return self._fused(inputs, start, weights, True, 2, 0.0, grad, False, False)
 
-    def _fused(self, inputs: Tensor, start: Tensor, *rest: Any) -> Tensor:
-        """The output of torch's fused kernel."""
-        return torch.lstm(inputs, (start, start), *rest)[0]
+    def _fused(self, inputs: Tensor, start: Tensor, *options: Any) -> Tensor:
+        """Call torch's fused kernel."""
+        return torch.lstm(inputs, (start, start), *options)[0]
 
 
 def _generator(seed: int) -> torch.Generator:
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise ArgumentError(f"seed must be an int, got seed={seed!r}")
+    check(type(seed) is int, "seed", "be an int", seed)
     return torch.Generator().manual_seed(seed)
 
 

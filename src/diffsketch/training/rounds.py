@@ -1,4 +1,4 @@
-"""Rules of a round: what workers compute, and the step that the server makes of their mean.
+"""Rules of a round: what workers compute, and how the server applies their mean.
 
 The paper's Algorithms 3 and 4 differ in the steps that a worker takes: the gradient of one batch,
 or local epochs of SGD. Its error correction for distributed SGD is an ablation that is not private.
@@ -20,29 +20,29 @@ from diffsketch.errors import ArgumentError, check, check_positive, check_whole
 from diffsketch.methods.base import Method
 from diffsketch.methods.plain import TableMethod
 from diffsketch.sketch.hashing import HashSeed, columns_and_signs
-from diffsketch.training.local.base import LocalTrainer
+from diffsketch.training.local import LocalTrainer
 from diffsketch.training.sampling import draw_batches, model_seeds
-from diffsketch.training.tasks import Batches, Devices
+from diffsketch.training.tasks import Devices
 from diffsketch.wire.formats import CHECKSUM_BYTES, COUNT_BYTES
 
 Correction: TypeAlias = Literal["off", "shared", "drift"]
 Schedule: TypeAlias = Literal["constant", "sqrt", "linear", "cosine"]
-Correct: TypeAlias = Callable[[Tensor], Tensor]  # changes the decoded mean before it is applied
+Correct: TypeAlias = Callable[[Tensor], Tensor]  # error correction of the decoded mean
 
-_DOWN_BYTES = COUNT_BYTES + CHECKSUM_BYTES  # header of what a server sends in an agreed round
-CLIP_BYTES = 8  # a clip that moves, for a device that does not see the sums it follows from
-MOST_STEP = 1e38  # largest learning rate or step of the server: float32 ends a little above
+_DOWN_BYTES = COUNT_BYTES + CHECKSUM_BYTES  # header of a sum in an agreed round
+CLIP_BYTES = 8  # an adaptive clip, for a device that does not see the sums that it follows from
+MOST_STEP = 1e38  # largest learning rate or server step: float32 ends at 3.4e38
 _PAIR_BYTES = 8  # an index and a value of 32 bits each
 
 
 def check_step(name: str, value: float) -> None:
-    """Raise an `ArgumentError` unless it is a number > 0 that float32 can be multiplied by."""
+    """Raise an `ArgumentError` unless the value is a step > 0 that float32 can hold."""
     check_positive(name, value)
     check(value <= MOST_STEP, name, f"be at most {MOST_STEP:g}", value)
 
 
 class Algorithm:
-    """Local training of a round: what the workers contribute to the mean."""
+    """Local training of a round: the workers' contributions to the mean."""
 
     name: ClassVar[str]  # as in settings
     learning_rate: float
@@ -73,7 +73,7 @@ class Algorithm:
         seed: int,
         round_index: int,
     ) -> Tensor:
-        """Contributions `(workers, dim)` of a cohort: gradients, or changes of the weights.
+        """Compute the contributions `(workers, dim)` of a cohort: gradients, or weight changes.
 
         Weights are `(dim,)`; or `(devices, dim)` where workers' models drift apart.
         """
@@ -89,13 +89,10 @@ class Algorithm:
             return trainer.updates(weights, examples, batches, learning_rate=self.learning_rate)
         if weights.dim() == 1:
             return trainer.gradients(weights, examples, batches)
-        own = []
-        for row, worker in enumerate(cohort.tolist()):
-            present = None if batches.present is None else batches.present[row : row + 1]
-            seeds_of = None if batches.seeds is None else batches.seeds[row : row + 1]
-            one = Batches(batches.indices[row : row + 1], present, seeds_of)
-            own.append(trainer.gradients(weights[worker], examples, one))
-        return torch.cat(own)
+        rows = enumerate(cohort.tolist())  # each worker from its own model
+        return torch.cat(
+            [trainer.gradients(weights[k], examples, batches.of_worker(row)) for row, k in rows]
+        )
 
 
 @dataclass(frozen=True)
@@ -138,7 +135,7 @@ class FedAvg(Algorithm):
 
 
 def kept_half(mean: Tensor, vectors: Tensor) -> Tensor:
-    """Masks of error correction: for each worker the coordinates of the mean nearest to its own.
+    """Compute each worker's mask of error correction: True where the mean is near its vector.
 
     Of the mean `(dim,)` and the workers' vectors `(workers, dim)`; `dim // 2` are False in a row.
 
@@ -146,6 +143,7 @@ def kept_half(mean: Tensor, vectors: Tensor) -> Tensor:
     tensor([[ True, False,  True, False]])
     """
     gaps, dropped = (vectors - mean).abs(), mean.shape[-1] // 2
+    # The smallest gap that is dropped; the largest of all if none is.
     least = gaps.kthvalue(gaps.shape[-1] - dropped + bool(dropped), dim=-1, keepdim=True).values
     near, tied = gaps < least, gaps == least
     # Of equal gaps the first ones are dropped, the same on every device.
@@ -154,10 +152,10 @@ def kept_half(mean: Tensor, vectors: Tensor) -> Tensor:
 
 
 def corrected(mean: Tensor, vectors: Tensor, correction: Correction) -> Tensor:
-    """The mean times the mean mask, `(dim,)`; or, to drift, times each own mask `(workers, dim)`.
+    """Multiply the mean by the mean mask, `(dim,)`; to drift, by each mask, `(workers, dim)`.
 
     A worker whose vector is not finite has no mask: it is left out of the mean mask, and applies
-    the mean as it is.
+    the uncorrected mean.
     """
     kept = kept_half(mean, vectors)
     finite = torch.isfinite(vectors).all(dim=-1, keepdim=True)
@@ -167,10 +165,9 @@ def corrected(mean: Tensor, vectors: Tensor, correction: Correction) -> Tensor:
 
 
 def mask_bytes(dim: int, workers: int) -> tuple[int, int]:
-    """Bytes of one worker's mask, and of the sum of all masks: headers included.
+    """Compute the bytes of one worker's mask, and of the sum of all masks, headers included.
 
-    A mask is a bit for each coordinate; a sum of masks takes the bits that a count of the workers
-    takes.
+    A mask has one bit for each coordinate, a sum of masks `workers.bit_length()` bits.
 
     >>> mask_bytes(7850, 10)
     (986, 3933)
@@ -180,7 +177,7 @@ def mask_bytes(dim: int, workers: int) -> tuple[int, int]:
 
 
 def relative_drift(weights: Tensor) -> float | None:
-    """Mean distance of workers' models `(workers, dim)` from their mean, over its norm.
+    """Compute the mean distance of workers' models `(workers, dim)` from their mean, over its norm.
 
     None where workers share one model `(dim,)`.
     """
@@ -194,7 +191,7 @@ def relative_drift(weights: Tensor) -> float | None:
 
 @dataclass(frozen=True, eq=False)
 class ModelState:
-    """The weights, and what a server's rule remembers besides. Never changed in place."""
+    """Weights, and the memory of a server rule. Never changed in place."""
 
     weights: Tensor  # `(dim,)`, float32; or `(workers, dim)` where workers' models drift apart
     memory: Mapping[str, Tensor] = field(default_factory=dict)  # a momentum, accumulated tables
@@ -206,11 +203,11 @@ class Published:
 
     Attributes:
         total: The sum of the messages, with the server's noise if it adds any.
-        count: How many messages are in it; or, for samples whose size is secret, how many are
-            expected: a float then.
-        seed: The round's hashes.
+        count: Number of messages in it; for samples whose size is secret, the expected number, a
+            float.
+        seed: Hashes of the round.
         round_index: The round.
-        clip: The round's, for methods whose clip moves; else None.
+        clip: Clip of the round, for methods whose clip adapts; else None.
     """
 
     total: Tensor
@@ -222,17 +219,17 @@ class Published:
 
 @dataclass(frozen=True)
 class ServerRule(ABC):
-    """Options that all server rules share. With the defaults the mean is applied as it is.
+    """Base of server rules. With the defaults the mean is applied unchanged.
 
     Args:
-        server_step: Factor of what is applied.
-        schedule: Of that factor, over the rounds `r = 0, 1, ...` of `R` planned ones: `constant`;
+        server_step: Factor of the update.
+        schedule: Schedule of that factor, over rounds `r = 0, 1, ...` of `R`: `constant`;
             `sqrt`, `1 / sqrt(r + 1)`; `linear`, `1 - r / R`; `cosine`, `(1 + cos(pi r / R)) / 2`.
-            In distributed SGD that is the learning rate's; devices of FedAvg keep their own.
+            In distributed SGD it scales the learning rate; devices of FedAvg keep theirs.
         update_clip: Largest norm of a round's mean (of the gradient estimate, for distributed
             SGD); longer ones are scaled down to it.
-        averaging: Weight of the past in the exponential average of the models, which is what is
-            evaluated then; 0 is off. Training goes on from the last model, not from the average.
+        averaging: Weight of the past in an exponential average of the models, which is evaluated
+            in place of the last model; 0 is off. Training goes on from the last model.
     """
 
     server_step: float = field(default=1.0, kw_only=True)
@@ -242,18 +239,14 @@ class ServerRule(ABC):
 
     def __post_init__(self) -> None:
         check_step("server_step", self.server_step)
-        check(
-            self.schedule in get_args(Schedule),
-            "schedule",
-            f"be one of {get_args(Schedule)}",
-            self.schedule,
-        )
+        options = get_args(Schedule)
+        check(self.schedule in options, "schedule", f"be one of {options}", self.schedule)
         if self.update_clip is not None:
             check_positive("update_clip", self.update_clip)
         check(0 <= self.averaging < 1, "averaging", "be in [0, 1)", self.averaging)
 
     def factor(self, round_index: int, rounds: int) -> float:
-        """The step of a round, schedule included.
+        """Compute the server step of a round, schedule included.
 
         >>> ServerOptimizer(server_step=0.5, schedule="linear").factor(25, 100)
         0.375
@@ -268,19 +261,22 @@ class ServerRule(ABC):
         return self.server_step * share
 
     def check_options(self, method: Method, *, step: float, fresh: bool) -> None:  # noqa: ARG002
-        """Raise an `ArgumentError` unless it works with the method, such a step and such hashes.
+        """Raise an `ArgumentError` unless the rule works with the other options of a run.
 
-        `step` is the algorithm's factor of the mean; hashes may be `fresh` in each round.
+        Args:
+            method: The method, whose sums are published.
+            step: The algorithm's factor of the mean.
+            fresh: Whether each round has its own hashes.
         """
+        # The product of both steps multiplies float32 numbers, too.
         most = MOST_STEP / max(abs(step), 1.0)
-        requirement = f"be at most {most:g} with such a learning_rate"
+        requirement = f"be at most {most:g} with this learning_rate"
         check(self.server_step <= most, "server_step", requirement, self.server_step)
 
     @abstractmethod
     def start(self, weights: Tensor, method: Method) -> ModelState:
-        """The model of the first round."""
+        """Make the model of the first round."""
 
-    @abstractmethod
     def advance(
         self,
         model: ModelState,
@@ -290,18 +286,45 @@ class ServerRule(ABC):
         step: float,
         correct: Correct | None = None,
     ) -> ModelState:
-        """The model after a round. Servers and devices compute it alike.
+        """Compute the model after a round, the same at the server and at every device.
 
-        `step` is the factor of the mean before it is added: `factor`, times minus the learning rate
-        if it is a mean of gradients. `correct` changes the decoded mean first.
+        Args:
+            model: The model before the round.
+            published: The server's publication of the round.
+            method: The method, at the clip of the round.
+            step: Factor of the mean: `factor`, times minus the learning rate for gradients.
+            correct: Error correction of the mean.
         """
+        mean = self.mean(published, method)
+        if correct is not None:
+            mean = correct(mean)
+        if self.update_clip is not None:
+            mean = self.clipped(mean, method)
+        return self.apply(model, mean, step=step, method=method, seed=published.seed)
+
+    def mean(self, published: Published, method: Method) -> Tensor:
+        """Decode the mean of the published messages."""
+        total, seed, count = published.total, published.seed, published.count
+        if isinstance(count, int):
+            return method.decode(total, seed, count=count)
+        return method.decode(total, seed, count=1) / count  # expected: it need not be whole
+
+    def clipped(self, mean: Tensor, method: Method) -> Tensor:  # noqa: ARG002
+        """Scale the mean down to a norm of `update_clip`."""
+        return mean if self.update_clip is None else scaled(mean, self.update_clip)
+
+    @abstractmethod
+    def apply(
+        self, model: ModelState, mean: Tensor, *, step: float, method: Method, seed: HashSeed
+    ) -> ModelState:
+        """Apply a mean to the model: the rule itself."""
 
     @abstractmethod
     def round_bytes(self, method: Method) -> int:
-        """Bytes of one round's result for a device that downloads it."""
+        """Compute the bytes of one round's result for a device that downloads it."""
 
     def model_bytes(self, dim: int) -> int:
-        """Bytes of the whole model for a device that downloads it, header included."""
+        """Compute the bytes of the model for a device that downloads it, header included."""
         return _DOWN_BYTES + 4 * dim
 
 
@@ -313,7 +336,7 @@ class ServerOptimizer(ServerRule):
     momentum it is `torch.optim.SGD`'s.
 
     Args:
-        momentum: Share of the last direction that is kept; 0 is off.
+        momentum: Factor of the last direction; 0 is off.
 
     >>> rule = ServerOptimizer(momentum=0.9)
     >>> rule.momentum, rule.server_step
@@ -327,45 +350,30 @@ class ServerOptimizer(ServerRule):
         check(0 <= self.momentum < 1, "momentum", "be in [0, 1)", self.momentum)
 
     def start(self, weights: Tensor, method: Method) -> ModelState:  # noqa: ARG002
-        """The first weights, with no momentum yet."""
+        """Start from the first weights, without momentum."""
         return ModelState(weights, {"momentum": torch.zeros_like(weights)} if self.momentum else {})
 
-    def advance(
-        self,
-        model: ModelState,
-        published: Published,
-        *,
-        method: Method,
-        step: float,
-        correct: Correct | None = None,
+    def apply(
+        self, model: ModelState, mean: Tensor, *, step: float, method: Method, seed: HashSeed
     ) -> ModelState:
-        """Decode the mean and take the step."""
-        count = published.count
-        if isinstance(count, int):
-            direction = method.decode(published.total, published.seed, count=count)
-        else:
-            direction = method.decode(published.total, published.seed, count=1) / count
-        if correct is not None:
-            direction = correct(direction)
-        if self.update_clip is not None:
-            direction = scaled(direction, self.update_clip)
-        if not self.momentum:
-            return ModelState(torch.add(model.weights, direction, alpha=step), model.memory)
-        direction = torch.add(direction, model.memory["momentum"], alpha=self.momentum)
-        weights = torch.add(model.weights, direction, alpha=step)
-        return ModelState(weights, {"momentum": direction})
+        """Add the mean to the momentum, and take a step."""
+        del method, seed  # the mean is a vector already
+        if self.momentum:
+            mean = torch.add(mean, model.memory["momentum"], alpha=self.momentum)
+        memory = {"momentum": mean} if self.momentum else {}
+        return ModelState(torch.add(model.weights, mean, alpha=step), memory)
 
     def round_bytes(self, method: Method) -> int:
-        """The published sum."""
+        """Count the published sum."""
         return method.total_format.sum_bytes
 
     def model_bytes(self, dim: int) -> int:
-        """The weights; and the momentum, without which a device could not apply further sums."""
+        """Count the weights, and the momentum, without which further sums cannot be applied."""
         return super().model_bytes(dim) * (2 if self.momentum else 1)
 
 
 def scaled(vectors: Tensor, limit: float) -> Tensor:
-    """Vectors `(..., dim)` whose norm is above the limit, scaled down to it."""
+    """Scale down vectors `(..., dim)` whose norm is above the limit to the limit."""
     norms: Tensor = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True, dtype=torch.float64)
     if not bool(torch.isfinite(norms).all()):
         raise ArgumentError("vectors must be finite to be clipped")
@@ -385,8 +393,8 @@ class FetchSGD(ServerRule):
     the hit cells become 0.
 
     Args:
-        top_k: Coordinates that are extracted in a round.
-        table_momentum: Share of the last momentum table that is kept.
+        top_k: Number of coordinates that are extracted in a round.
+        table_momentum: Factor of the last momentum table; 0 is off.
     """
 
     top_k: int
@@ -415,37 +423,36 @@ class FetchSGD(ServerRule):
         )
 
     def start(self, weights: Tensor, method: Method) -> ModelState:
-        """The first weights, with empty tables."""
-        sent = self._tables_of(method)  # a sum may have more cells than a table: of a clip
-        empty = torch.zeros((sent.rows, sent.cols), device=weights.device)
+        """Start from the first weights, with empty tables."""
+        sketch = self._tables_of(method).sketch  # not `total_format`, which may have a clip's cells
+        empty = torch.zeros((sketch.rows, sketch.cols), device=weights.device)
         names = ("error", "velocity") if self.table_momentum else ("error",)
         return ModelState(weights, dict.fromkeys(names, empty))
 
-    def advance(
-        self,
-        model: ModelState,
-        published: Published,
-        *,
-        method: Method,
-        step: float,
-        correct: Correct | None = None,
+    def mean(self, published: Published, method: Method) -> Tensor:
+        """Return the mean table, which is not decoded."""
+        return self._tables_of(method).mean_table(published.total, published.count)
+
+    def clipped(self, mean: Tensor, method: Method) -> Tensor:
+        """Scale the table down by its norm, which estimates that of the unknown vector."""
+        norm = self._tables_of(method).sketch.norm_estimate(mean)
+        return mean if self.update_clip is None else mean * (self.update_clip / norm).clamp(max=1.0)
+
+    def apply(
+        self, model: ModelState, mean: Tensor, *, step: float, method: Method, seed: HashSeed
     ) -> ModelState:
-        """Accumulate, extract, and forget what was extracted."""
-        tables = self._tables_of(method)
-        if correct is not None:
-            raise ArgumentError("FetchSGD needs the mean as it is, got a correction of it")
-        table, sketch = tables.mean_table(published.total, published.count), tables.sketch
-        if self.update_clip is not None:
-            # A table's norm estimates the vector's, which is not known here.
-            table = table * (self.update_clip / sketch.norm_estimate(table)).clamp(max=1.0)
+        """Accumulate tables, extract coordinates, and forget their cells."""
+        tables, table = self._tables_of(method), mean
+        sketch = tables.sketch
         if self.table_momentum:
             table = torch.add(table, model.memory["velocity"], alpha=self.table_momentum)
         error = torch.add(model.memory["error"], table, alpha=step)
-        estimates = sketch.query(error, published.seed, combine=tables.combine)
+        estimates = sketch.query(error, seed, combine=tables.combine)
+        # What is not extracted stays in `error`, and comes through in a later round.
         chosen = estimates.abs().topk(self.top_k).indices
         weights = model.weights.index_add(0, chosen, estimates[chosen])
         coordinates = np.sort(chosen.cpu().numpy())
-        columns, _ = columns_and_signs(coordinates, published.seed, layout=sketch.layout)
+        columns, _ = columns_and_signs(coordinates, seed, layout=sketch.layout)
         kept = torch.ones(table.shape)
         kept[torch.arange(len(kept))[:, None], torch.from_numpy(columns).long()] = 0
         kept = kept.to(table.device)
@@ -455,6 +462,10 @@ class FetchSGD(ServerRule):
         return ModelState(weights, memory)
 
     def round_bytes(self, method: Method) -> int:
-        """A header, an index and a value for each coordinate, and the next clip if it moves."""
+        """Count a header, an index and a value for each coordinate, and an adaptive clip."""
         clip = 0 if method.round_clip is None else CLIP_BYTES
         return _DOWN_BYTES + _PAIR_BYTES * self.top_k + clip
+
+
+SERVER_RULES: Mapping[str, type[ServerRule]] = {"momentum": ServerOptimizer, "fetchsgd": FetchSGD}
+"""Server rules by name."""

@@ -22,6 +22,7 @@ from diffsketch.training.tasks import Batches, Devices
 
 _Numbers: TypeAlias = npt.NDArray[np.float64]
 _Whole: TypeAlias = npt.NDArray[np.int64]
+_Words: TypeAlias = npt.NDArray[np.uint64]
 
 _LOTTERY = (1 << 62) + 1  # number of the "worker" whose noise draws the Poisson samples
 _HASHED = 1 << 10  # devices that are drawn at once, if the cohort is smaller
@@ -34,7 +35,7 @@ _EPOCH_STRIDE = np.uint64(0x6A09E667F3BCC909)
 
 
 def round_words(seed: int, round_index: int, purpose: bytes) -> tuple[np.uint64, np.uint64]:
-    """Two random words for one purpose (up to 16 bytes) of one round, as keys of `mix64`."""
+    """Derive two random words for one purpose (up to 16 bytes) of a round, as keys of `mix64`."""
     text = round_index.to_bytes(8, "little")
     digest = hashlib.blake2b(text, key=_secret(seed), digest_size=16, person=purpose).digest()
     first, second = int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
@@ -56,37 +57,37 @@ def draw_batches(
     batch_size: int,
     epochs: int | None,
 ) -> Batches:
-    """Batches of each device of a cohort: of all its examples, or the next one of a pass.
+    """Draw the batches of each device of a cohort: of all its examples, or the next of a pass.
 
-    With `epochs`, each takes all its examples so many times, each time in a fresh order; a device
-    whose examples fit into one batch takes them as they lie. With None, a device with `n` examples
-    has `ceil(n / batch_size)` rounds a pass, each pass in a fresh order, and takes the batch of
-    this round. The last batch of an epoch or pass may be short. Devices with fewer examples than
-    others have empty places at the end.
+    With `epochs`, each device takes all its examples `epochs` times, each time in a fresh order; a
+    device whose examples fit into one batch takes them unshuffled. With None, a device with `n`
+    examples has `ceil(n / batch_size)` rounds a pass, each pass in a fresh order, and takes the
+    batch of this round. The last batch of an epoch or pass may be short. Devices with fewer
+    examples than others have empty places at the end.
 
     Guarantees (`tests/training/test_sampling.py`): each epoch or pass has each of the device's
     examples once; orders are uniform, and depend on the seed, the round, the epoch and the device
     alone.
 
     >>> from diffsketch.training.tasks import Examples
-    >>> one = Examples(torch.zeros(3, 1), torch.zeros(3, dtype=torch.int64))
-    >>> devices = Devices.of({"alice": one, "bob": one})
+    >>> part = Examples(torch.zeros(3, 1), torch.zeros(3, dtype=torch.int64))
+    >>> devices = Devices.of({"alice": part, "bob": part})
     >>> batches = draw_batches(
     ...     devices, torch.tensor([1]), seed=0, round_index=0, batch_size=2, epochs=1
     ... )
     >>> batches.indices.shape, sorted(batches.indices[batches.present].tolist())
     (torch.Size([1, 2, 2]), [3, 4, 5])
     """
-    _secret(seed)  # checks it, if it is used or not
+    _secret(seed)  # checks it, whether or not it is used
     for name, number in (("batch_size", batch_size), ("epochs", epochs)):
         if number is not None and (type(number) is not int or number < 1):
             check_whole(name, number, least=1)
     if cohort.dtype != torch.int64 or cohort.dim() != 1 or not len(cohort):
-        found = f"{cohort.dtype} {tuple(cohort.shape)}"
-        raise ArgumentError(f"cohort must be int64 (workers,), got {found}")
+        shown = f"{cohort.dtype} {tuple(cohort.shape)}"
+        raise ArgumentError(f"cohort must be int64 (workers,), got {shown}")
     members, all_starts = cohort.numpy(), devices.starts.numpy()
     count = len(all_starts) - 1
-    if int(members.view(np.uint64).max()) >= count:  # as which a negative one is very large
+    if int(members.view(np.uint64).max()) >= count:  # a negative index is a very large uint64
         raise ArgumentError(f"cohort must have indices in [0, {count}), got {members}")
     starts = all_starts[members]
     sizes = all_starts[members + 1] - starts
@@ -95,9 +96,8 @@ def draw_batches(
     counters = members.view(np.uint64) * _DEVICE_STRIDE
     if epochs is None:
         passes, step = np.divmod(round_index, -(-sizes // batch_size))
-        words = round_words(seed, 0, b"ds-order-sgd")  # devices are in different passes of theirs
-        counters += passes.view(np.uint64) * _EPOCH_STRIDE
-        orders = _orders(counters, sizes, words)
+        words = round_words(seed, 0, b"ds-order-sgd")  # devices are in different passes
+        orders = _orders(counters + passes.view(np.uint64) * _EPOCH_STRIDE, sizes, words)
         place = step[:, None] * batch_size + np.arange(batch_size)
         present = (place < sizes[:, None])[:, None]
         indices = np.take_along_axis(orders, np.minimum(place, most - 1), axis=1)[:, None]
@@ -105,21 +105,23 @@ def draw_batches(
     else:
         steps = -(-most // batch_size)
         if steps == 1:
-            orders = np.arange(most)[None, None].repeat(epochs, axis=1)  # the same of all
+            orders = np.arange(most)[None, None].repeat(epochs, axis=1)  # for all devices
         else:
             words = round_words(seed, round_index, b"ds-order-fedavg")
             epoch = np.arange(epochs, dtype=np.uint64) * _EPOCH_STRIDE
             counters = (counters[:, None] + epoch).reshape(-1)
             orders = _orders(counters, np.repeat(sizes, epochs), words)
+            # The order within a single batch changes nothing but the rounding.
             orders[np.repeat(sizes <= batch_size, epochs)] = np.arange(most)
             orders = orders.reshape(len(members), epochs, most)
+        shape = (len(members), epochs * steps, batch_size)
         places = steps * batch_size
         present = np.repeat((np.arange(places) < sizes[:, None])[:, None], epochs, axis=1)
+        present = present.reshape(shape)
         indices = orders + starts[:, None, None]
-        if places > most:
+        if places > most:  # padding takes longer than all else here
             indices = np.pad(indices, ((0, 0), (0, 0), (0, places - most)))
-        indices = indices.reshape(len(members), epochs * steps, batch_size)
-        present = present.reshape(indices.shape)
+        indices = indices.reshape(shape)
     target = devices.examples.labels.device
     if present.all():
         return Batches(torch.from_numpy(indices).to(target))
@@ -128,16 +130,14 @@ def draw_batches(
 
 
 def model_seeds(cohort: Tensor, *, seed: int, round_index: int) -> Tensor:
-    """A seed for what the model of each device draws in a round, dropout for one: int64, >= 0."""
+    """Derive a seed for what each device's model draws in a round (dropout): int64, >= 0."""
     words = round_words(seed, round_index, b"ds-model-draws")
-    found = mix64(cohort.numpy().view(np.uint64) * _DEVICE_STRIDE, *words)
-    return torch.from_numpy((found >> np.uint64(1)).astype(np.int64))
+    bits = mix64(cohort.numpy().view(np.uint64) * _DEVICE_STRIDE, *words)
+    return torch.from_numpy((bits >> np.uint64(1)).astype(np.int64))
 
 
-def _orders(
-    counters: npt.NDArray[np.uint64], sizes: _Whole, words: tuple[np.uint64, np.uint64]
-) -> _Whole:
-    """For each counter a random order of `range(size)`, in the first places of a row.
+def _orders(counters: _Words, sizes: _Whole, words: tuple[np.uint64, np.uint64]) -> _Whole:
+    """Draw a random order of `range(size)` for each counter, in the first places of a row.
 
     Places are sorted by random bits, the hashes of the numbers from the counter on. The place
     itself is in the low bits, so that no two are equal and the order does not depend on how a sort
@@ -173,17 +173,12 @@ class Sampler(ABC):
 
     @abstractmethod
     def draw(self, round_index: int) -> Tensor:
-        """Indices of the devices of a round, ascending, int64."""
-
-    @cached_property
-    def _memo(self) -> dict[int, Any]:
-        """The last block of rounds: they are functions of the seed, so this only saves time."""
-        return {}
+        """Draw the devices of a round: indices, ascending, int64."""
 
 
 @dataclass(frozen=True)
 class AllDevices(Sampler):
-    """Everyone, each round: workers of distributed SGD."""
+    """All devices, in each round: workers of distributed SGD."""
 
     members: int
 
@@ -192,16 +187,12 @@ class AllDevices(Sampler):
 
     @property
     def cohort(self) -> int:  # type: ignore[override]
-        """All of them."""
+        """Number of devices."""
         return self.members
 
-    @cached_property
-    def _everyone(self) -> Tensor:
-        return torch.arange(self.members)
-
     def draw(self, round_index: int) -> Tensor:  # noqa: ARG002
-        """All devices."""
-        return self._everyone
+        """Return all devices."""
+        return torch.arange(self.members)
 
 
 @dataclass(frozen=True)
@@ -228,24 +219,25 @@ class UniformSampler(_FixedCohort):
     """
 
     def draw(self, round_index: int) -> Tensor:
-        """The devices of a round."""
+        """Draw the devices of a round."""
+        # Where most devices are drawn, to rank all is cheaper than to strike out repetitions.
         if 2 * self.cohort > self.members:
             words = round_words(self.seed, round_index, b"ds-uniform")
             keys = mix64(np.arange(self.members, dtype=np.uint64), *words)
             return _smallest(keys, self.cohort)
         at_once = max(1, _HASHED // self.cohort)  # small arrays cost about as much as large ones
-        number, place = divmod(round_index, at_once)
-        block = self._memo.get(number)
-        if block is None:
-            rounds = range(number * at_once, (number + 1) * at_once)
-            words_of = [round_words(self.seed, index, b"ds-uniform") for index in rounds]
-            keys, members = np.array(words_of).T[:, :, None], np.uint64(self.members)
-            block = _first_distinct(
-                lambda places: (mix64(places, *keys) % members).tolist(), self.cohort
-            )
-            self._memo.clear()
-            self._memo[number] = block
-        return torch.tensor(block[place])
+        block, place = divmod(round_index, at_once)
+        return torch.tensor(
+            _uniform_block(self, range(block * at_once, (block + 1) * at_once))[place]
+        )
+
+
+@lru_cache(maxsize=8)  # a pure function of the seed
+def _uniform_block(sampler: UniformSampler, rounds: range) -> list[list[int]]:
+    """Draw the devices of several rounds."""
+    words = [round_words(sampler.seed, index, b"ds-uniform") for index in rounds]
+    keys, members = np.array(words).T[:, :, None], np.uint64(sampler.members)
+    return _first_distinct(lambda places: mix64(places, *keys) % members, sampler.cohort)
 
 
 @dataclass(frozen=True, eq=False)
@@ -265,8 +257,8 @@ class WeightedSampler(Sampler):
     Args:
         weights: `(devices,)`, > 0; their scale does not matter. The numbers of examples, usually:
             they are taken as public, and no claim covers them.
-        cohort: How many to draw.
-        seed: The run's.
+        cohort: Number of devices to draw.
+        seed: Seed of the run.
     """
 
     weights: Tensor
@@ -276,8 +268,8 @@ class WeightedSampler(Sampler):
     def __post_init__(self) -> None:
         check(self.weights.dim() == 1, "weights", "be (devices,)", tuple(self.weights.shape))
         shares = self.weights.to(torch.float64)
-        good = bool(((shares > 0) & torch.isfinite(shares)).all())
-        check(good, "weights", "be > 0 and finite", self.weights)
+        positive = bool(((shares > 0) & torch.isfinite(shares)).all())
+        check(positive, "weights", "be > 0 and finite", self.weights)
         _check_sizes(self.members, self.cohort)
 
     @property
@@ -292,34 +284,37 @@ class WeightedSampler(Sampler):
         return shares
 
     @cached_property
-    def _rises(self) -> _Numbers:
-        rises: _Numbers = np.cumsum(self._shares)
-        rises /= rises[-1]
-        return rises
-
-    @cached_property
     def _repeats(self) -> bool:
-        """Whether a draw may well be of one that was drawn before. It depends on no draw."""
-        heaviest: _Numbers = np.sort(self._shares)[-self.cohort :]
-        return bool(heaviest.sum() > 0.5)
+        """Whether a draw may well repeat an earlier one. It depends on no draw."""
+        # After the heaviest devices are drawn, more than every second draw would repeat one.
+        return bool(np.sort(self._shares)[-self.cohort :].sum() > 0.5)
 
     def draw(self, round_index: int) -> Tensor:
-        """The devices of a round."""
+        """Draw the devices of a round."""
         words = round_words(self.seed, round_index, b"ds-weighted")
 
-        def uniform(places: npt.NDArray[np.uint64]) -> _Numbers:
+        def uniform(places: _Words) -> _Numbers:
             """Numbers in (0, 1), 53 bits each."""
+            # Half a step above the grid: never 0, whose logarithm is infinite.
             bits = mix64(places, *words) >> np.uint64(11)
             return (bits.astype(np.float64) + 0.5) * 2.0**-53
-
-        def chosen(places: npt.NDArray[np.uint64]) -> list[list[int]]:
-            found = np.searchsorted(self._rises, uniform(places), side="right")
-            return [np.minimum(found, self.members - 1).tolist()]
 
         if self._repeats:
             keys = -np.log(uniform(np.arange(self.members, dtype=np.uint64))) / self._shares
             return _smallest(keys, self.cohort)
+
+        def chosen(places: _Words) -> _Whole:
+            above = np.searchsorted(self._rises, uniform(places), side="right")
+            return np.minimum(above, self.members - 1)[None]  # a number may round to 1
+
         return torch.tensor(_first_distinct(chosen, self.cohort)[0])
+
+    @cached_property
+    def _rises(self) -> _Numbers:
+        """Upper ends of the devices' intervals in [0, 1]."""
+        rises: _Numbers = np.cumsum(self._shares)
+        rises /= rises[-1]
+        return rises
 
     def __repr__(self) -> str:
         digest = hashlib.blake2b(self._shares.tobytes(), digest_size=8).hexdigest()
@@ -336,15 +331,17 @@ class ShuffledSampler(_FixedCohort):
     """
 
     def draw(self, round_index: int) -> Tensor:
-        """The devices of a round."""
+        """Draw the devices of a round."""
         number, place = divmod(round_index, self.members // self.cohort)
-        order = self._memo.get(number)
-        if order is None:
-            words = round_words(self.seed, number, b"ds-shuffled")
-            order = np.argsort(mix64(np.arange(self.members, dtype=np.uint64), *words))
-            self._memo.clear()
-            self._memo[number] = order
+        order = _shuffled(self, number)
         return torch.from_numpy(np.sort(order[place * self.cohort : (place + 1) * self.cohort]))
+
+
+@lru_cache(maxsize=8)  # a pure function of the seed
+def _shuffled(sampler: ShuffledSampler, number: int) -> _Whole:
+    """Draw the order of the devices in a pass."""
+    words = round_words(sampler.seed, number, b"ds-shuffled")
+    return np.argsort(mix64(np.arange(sampler.members, dtype=np.uint64), *words))
 
 
 @dataclass(frozen=True)
@@ -378,26 +375,25 @@ class PoissonDevices(Sampler):
         return self.lottery.expected
 
     def draw(self, round_index: int) -> Tensor:
-        """The devices of a round."""
+        """Draw the devices of a round."""
         key = NoiseKey.from_integer(self.seed)
         return self.lottery.draw(key.source(worker=_LOTTERY, round_index=round_index))
 
 
-def _first_distinct(
-    values_at: Callable[[npt.NDArray[np.uint64]], list[list[int]]], count: int
-) -> list[list[int]]:
-    """The first `count` distinct values of sequences that are given by their places, sorted."""
+def _first_distinct(values_at: Callable[[_Words], npt.NDArray[Any]], count: int) -> list[list[int]]:
+    """Find the first `count` distinct values of sequences, given by their places; sorted."""
+    # A guess: a longer sequence begins like a shorter one, so the result does not depend on it.
     length = count + count // 4 + 8
     while True:
-        values = values_at(np.arange(length, dtype=np.uint64))
-        distinct = [list(dict.fromkeys(row)) for row in values]  # in the order of first places
+        rows = values_at(np.arange(length, dtype=np.uint64)).tolist()
+        distinct = [list(dict.fromkeys(row)) for row in rows]  # in the order of first places
         if min(map(len, distinct)) >= count:
             return [sorted(row[:count]) for row in distinct]
         length *= 2
 
 
 def _smallest(keys: npt.NDArray[Any], count: int) -> Tensor:
-    """Places of the smallest keys, ascending."""
+    """Find the places of the smallest keys, ascending."""
     return torch.from_numpy(np.sort(np.argpartition(keys, count - 1)[:count]))
 
 

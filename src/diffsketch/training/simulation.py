@@ -31,12 +31,12 @@ from diffsketch.privacy.simulated_noise import SERVER_NOISE, CohortNoise, Noise,
 from diffsketch.sketch.hashing import HashSeed, SketchKey
 from diffsketch.training.clients import ACCOUNTS, EVERYONE, Participation
 from diffsketch.training.identity import run_identity, run_noise_key, tensor_digest
-from diffsketch.training.local import LocalTrainer, TrainerKind, trainer_for
-from diffsketch.training.local.base import NotAtOnce
-from diffsketch.training.models import load, working_copy
+from diffsketch.training.local import LocalTrainer, NotAtOnce, TrainerKind, trainer_for
+from diffsketch.training.models import flatten, load, working_copy
 from diffsketch.training.rounds import (
     CLIP_BYTES,
     Algorithm,
+    Correct,
     ModelState,
     Published,
     ServerOptimizer,
@@ -46,36 +46,37 @@ from diffsketch.training.rounds import (
     relative_drift,
 )
 from diffsketch.training.sampling import AllDevices, PoissonDevices, Sampler, UniformSampler
-from diffsketch.training.tasks import Examples, Task, check_task
+from diffsketch.training.tasks import Task, check_task
 
 Hashes: TypeAlias = Literal["fresh", "fixed"]
+_Indices: TypeAlias = npt.NDArray[np.int64]
 
 PART_CELLS = 1 << 23  # numbers of the vectors that are encoded at a time: 32 MiB
-_PLAIN = ("round_index", "bytes_up", "bytes_down", "ended")  # of `RunState`, as they are in a state
+_PLAIN = ("round_index", "bytes_up", "bytes_down", "ended")  # fields stored in a state unchanged
 
 
 class Diverged(DiffSketchError):  # noqa: N818 - it says what happened
-    """A round gave nothing finite: training diverges. The model is that before the round."""
+    """Every update of a round was NaN or infinite. The model keeps its weights."""
 
 
 class DivergedRound(Diverged):
-    """The messages of a round were sent, and what they give is not finite. It is paid for."""
+    """The messages of a round were sent, and the model after it is not finite. It is paid for."""
 
     def __init__(self, message: str, result: RoundResult) -> None:
         super().__init__(message)
-        self.result = result  # the round's, but for a new model
+        self.result = result  # the outcome of the round, apart from a new model
 
 
 @dataclass(eq=False)
 class Aggregate:
     """The sum of a cohort's messages."""
 
-    total: Tensor | None = None  # before the server adds anything; None if nobody takes part
-    count: int = 0  # messages in it
+    total: Tensor | None = None  # without the server's noise; None if nobody takes part
+    count: int = 0  # number of messages
     broken: tuple[int, ...] = ()  # devices whose vectors were not finite, ascending
-    vectors: Tensor | None = None  # of all workers, if they were to be kept
+    vectors: Tensor | None = None  # of all workers, for error correction
     noised: Tensor | None = None  # as in `Encoded`, of all messages
-    saturated: int | None = None  # cells of all messages, where they have few bits
+    saturated: int | None = None  # cells beyond their limit, for cells of few bits
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,43 +93,42 @@ class RoundResult:
     # noise if the claim is proven.
     left_out: tuple[str, ...]
     summed: Aggregate
-    drift: float | None  # how far apart the workers' models are, if they may be
-    downloads: int  # devices that received something: as many vectors, if nothing were compressed
+    drift: float | None  # `relative_drift`, where workers' models may drift
+    downloads: int  # devices that received something: as many vectors, without compression
 
     @property
     def noised(self) -> float | None:
-        """The share of workers that had to add noise, for methods that validate by Theorem 1."""
+        """Share of workers that had to add noise, for methods that validate by Theorem 1."""
         noised = self.summed.noised
         return None if noised is None else float(noised.double().mean())
 
 
 @dataclass(frozen=True, eq=False)
 class RunState:
-    """All that a round changes. Replaced as a whole, so that a round happens or does not."""
+    """State of a run, replaced in one assignment, so that a failed round leaves no trace."""
 
     round_index: int  # rounds that changed the model
     model: ModelState
     average: Tensor | None  # exponential, of the weights, before its bias is corrected
     participation: Participation
-    synced: npt.NDArray[np.int64]  # rounds that each device's model contains
+    synced: _Indices  # rounds that each device's model contains
     bytes_up: int = 0
     bytes_down: int = 0
-    # Why there can be no further round, if so. The accounts have the round of which nothing came,
-    # and the model has not.
+    # Why there can be no further round. The accounts have the diverged round, the model has not.
     ended: str = ""
-    clip: float | None = None  # the next round's, for methods whose clip moves
+    clip: float | None = None  # of the next round, for methods whose clip adapts
 
 
 class Simulation:
     """A run of distributed SGD or FedAvg, round by round.
 
-    Everything random follows from the arguments and the round (and the device), so a run is
-    determined by its arguments: `state` is small, and `load_state` continues to the same bits.
+    All randomness follows from the arguments, the round and the device, so the arguments
+    determine a run: `state` is small, and `load_state` continues to the same bits.
 
     Runs with one seed have the same devices, batches and hashes, whatever their method, and the
-    same noise only if all else that changes what is released is the same too, the data included
-    (`identity`): else the difference of two runs would show what the noise of each hides. The
-    trainer, and where it computes, are not among it: they change the rounding.
+    same noise only if everything else that changes a release is the same too, the data included
+    (`identity`): otherwise the difference of two runs would show what the noise of each hides.
+    Trainer and processor are not part of it: they change the rounding alone.
 
     Guarantees: without compression a round is the textbook's (`tests/training/test_rounds.py`); a
     round that raises, or is interrupted, has not changed anything, unless its messages were sent
@@ -141,19 +141,19 @@ class Simulation:
     Args:
         task: Devices, test set and model. Its examples say where to compute: CPU or CUDA.
         method: How vectors become messages.
-        trainer: Of the task's model: a kind of `trainer_for`, or one made with the task's loss.
-            With `auto`, a model that cannot be trained at once is trained in a loop.
+        trainer: Trainer of the task's model, or a kind of `trainer_for`. With `auto`, a model that
+            cannot be trained for all workers at once is trained in a loop.
         algorithm: `DistributedSGD(...)` or `FedAvg(...)`.
-        rounds: How many are planned; schedules depend on it.
+        rounds: Number of planned rounds; schedules depend on it.
         seed: Fixes weights, batches, devices and hashes; and, with all other settings, the noise.
-        sampler: Who takes part: so many devices, drawn uniformly; everyone if not given.
-        server: What is done with the mean.
+        sampler: Who takes part; an int is the size of uniformly drawn cohorts, None is everyone.
+        server: How the mean is applied.
         hashes: `fresh` in each round, or `fixed` to those of the first.
         importance: `p_k` of each device, if devices count differently: the vector of device `k` is
             multiplied by `devices * p_k / sum(p)` before it is encoded, so that sums stay sums.
         budget: Where to stop. Only proven claims can be within one.
-        noise_key: The secret of the noise, if it is not to follow from the other arguments. For
-            simulation. One key is for one release: never give it to runs that differ in anything.
+        noise_key: Secret of the noise, which otherwise follows from the other arguments. One key
+            is for one release: never give it to runs that differ in anything.
 
     Raises:
         ArgumentError: Options do not go together.
@@ -189,36 +189,53 @@ class Simulation:
         check(hashes in ("fresh", "fixed"), "hashes", "be fresh or fixed", hashes)
         self.task, self.method, self.algorithm = task, method, algorithm
         self.rounds, self.seed, self.hashes = rounds, seed, hashes
-        first = task.model(seed)
-        check(isinstance(first, nn.Module), "model", "make a module", first)
+        model = task.model(seed)
+        check(isinstance(model, nn.Module), "model", "make a module", model)
         self._may_loop = trainer == "auto"  # where the model cannot be trained at once
         if not isinstance(trainer, LocalTrainer):
-            trainer = trainer_for(first, kind=trainer, loss=task.loss, keep_local=task.keep_local)
-        good = trainer.loss is task.loss
-        check(good, "trainer", "have the loss of the task", trainer.loss)
-        self.trainer = trainer
-        if not isinstance(sampler, Sampler):
-            members, count = len(task.devices), sampler
-            if count is not None:
-                check_whole("sampler", count, least=1, most=members)
-            sampler = AllDevices(members) if not count else UniformSampler(members, count, seed)
-        self.sampler = sampler
-        self.server = ServerOptimizer() if server is None else server
-        self._given_noise_key = noise_key
-        self._key = SketchKey.from_integer(seed)
-        self._fixed_seed = self._key.seed(0)
+            trainer = self._trainer(model, trainer)
+        check(trainer.loss is task.loss, "trainer", "have the loss of the task", trainer.loss)
+        self.trainer, devices = trainer, len(task.devices)
+        if sampler is None:
+            sampler = AllDevices(devices)
+        elif not isinstance(sampler, Sampler):
+            check_whole("sampler", sampler, least=1, most=devices)
+            sampler = UniformSampler(devices, sampler, seed)
+        self.sampler, self.server = sampler, server or ServerOptimizer()
+        self._given_noise_key, self._key = noise_key, SketchKey.from_integer(seed)
         self._saturation = SaturationWatch()
-        self._amplified: tuple[ProvenClaim, Claim] | None = None  # the last: they repeat
-        self._scales = _device_scales(importance, len(task.devices))
+        self._amplified: dict[ProvenClaim, Claim] = {}
+        self._scales = _device_scales(importance, devices)
         self._check_options()
-        planned = self._claim_of(max(1, round(self.sampler.expected)), self._fixed_seed)
+        # Before the first round, accounts and budget are about a round of the expected size.
+        planned = self._claim_of(max(1, round(sampler.expected)), self._key.seed(0))
         check_budget(method, planned, budget)
+        check_task(task, model)
         target = task.devices.examples.labels.device
-        self._test = Examples(task.test.inputs.to(target), task.test.labels.to(target))
+        self._test = task.test.to(target)
         self._message_bytes, self._round_bytes = method.wire_bytes, self.server.round_bytes(method)
         clip_bytes = CLIP_BYTES if method.round_clip else 0
         self._model_bytes = self.server.model_bytes(method.dim) + clip_bytes
-        self._state = self._first_state(first, target, budget, planned)
+        weights = flatten(model).to(target)
+        if not len(weights) == method.dim == trainer.dim:
+            raise MismatchError(
+                f"model, method and trainer must have the same number of weights, got "
+                f"{len(weights)}, {method.dim} and {trainer.dim}"
+            )
+        if algorithm.correction == "drift":
+            weights = weights.repeat(devices, 1)
+        self._state = RunState(
+            round_index=0,
+            model=self.server.start(weights, method),
+            average=torch.zeros_like(weights) if self.server.averaging else None,
+            participation=Participation(devices if sampler.fixed_size else 1, budget, planned),
+            synced=np.zeros(devices, np.int64),
+            clip=method.round_clip,
+        )
+
+    def _trainer(self, model: nn.Module, kind: TrainerKind) -> LocalTrainer:
+        task = self.task
+        return trainer_for(model, kind=kind, loss=task.loss, keep_local=task.keep_local)
 
     def _check_options(self) -> None:
         sampler, method, devices = self.sampler, self.method, len(self.task.devices)
@@ -247,32 +264,9 @@ class Simulation:
             plain = isinstance(self.server, ServerOptimizer)
             check(plain, "server", "be a ServerOptimizer with correction", self.server)
 
-    def _first_state(
-        self, first: nn.Module, target: torch.device, budget: Budget | None, planned: Claim
-    ) -> RunState:
-        check_task(self.task, first)
-        parameters = [one.detach().reshape(-1) for one in first.parameters()]
-        weights = torch.cat(parameters).to(target, torch.float32)
-        if not len(weights) == self.method.dim == self.trainer.dim:
-            raise MismatchError(
-                f"model, method and trainer must have the same number of weights, got "
-                f"{len(weights)}, {self.method.dim} and {self.trainer.dim}"
-            )
-        devices = len(self.task.devices)
-        if self.algorithm.correction == "drift":
-            weights = weights.repeat(devices, 1)
-        return RunState(
-            round_index=0,
-            model=self.server.start(weights, self.method),
-            average=torch.zeros_like(weights) if self.server.averaging else None,
-            participation=Participation(devices if self.sampler.fixed_size else 1, budget, planned),
-            synced=np.zeros(devices, np.int64),
-            clip=self.method.round_clip,
-        )
-
     @cached_property
     def identity(self) -> str:
-        """Text of all that a state belongs to (`diffsketch.training.identity`)."""
+        """Text that identifies the run a state belongs to (`diffsketch.training.identity`)."""
         planned = f", rounds={self.rounds}" if self.server.schedule in ("linear", "cosine") else ""
         scales = "" if self._scales is None else f", importance={tensor_digest(self._scales)}"
         settings = (
@@ -283,19 +277,19 @@ class Simulation:
 
     @cached_property
     def noise_key(self) -> NoiseKey:
-        """Key of the noise as given; else one that is another if anything is different."""
+        """Key of the noise: the argument, or one that changes with anything in the run."""
         if self._given_noise_key is not None:
             return self._given_noise_key
         return run_noise_key(self.task, self.seed, self.identity)
 
     @property
     def round_index(self) -> int:
-        """Rounds that were done, without a last one that diverged: the index of the next one."""
+        """Index of the next round: the number of rounds, without a last one that diverged."""
         return self._state.round_index
 
     @property
     def model(self) -> ModelState:
-        """Weights and what the server's rule remembers."""
+        """Weights and memory of the server rule."""
         return self._state.model
 
     @property
@@ -320,53 +314,55 @@ class Simulation:
 
     @property
     def clip(self) -> float | None:
-        """The next round's clip, for methods whose clip moves; else None."""
+        """Clip of the next round, for methods whose clip adapts; else None."""
         return self._state.clip
 
     @property
     def bytes_up(self) -> int:
-        """Sent by all devices so far, headers included."""
+        """Bytes sent by all devices so far, headers included."""
         return self._state.bytes_up
 
     @property
     def bytes_down(self) -> int:
-        """Sent to all devices so far, headers included."""
+        """Bytes sent to all devices so far, headers included."""
         return self._state.bytes_down
 
     @property
     def participation(self) -> Participation:
-        """The clients' accounts."""
+        """Accounts of the clients."""
         return self._state.participation
 
     @property
     def claim(self) -> Claim:
-        """The weakest claim of the rounds so far (`Participation.claim`), or what is planned."""
+        """Weakest claim of the rounds so far (`Participation.claim`), or what is planned."""
         claim = self._state.participation.claim
         assert claim is not None  # noqa: S101 (it has what is planned)
         return claim
 
     def epsilon(self, delta: float) -> Epsilon:
-        """Cost of the run for the client who paid most, with the basis of that number.
+        """Return the cost of the run for the client who paid most, with its basis.
 
-        If that is `proven`, it is about the same run with exact noise, and says `simulated`.
+        A `proven` one is about the same run with exact noise, and says `simulated`.
         """
         return self._state.participation.epsilon(delta)
 
     def evaluate(self) -> tuple[float, float]:
-        """Mean loss and accuracy on the test set; of drifting models, on average over them.
+        """Compute loss and accuracy on the test set; for drifting models, their averages.
 
         Accuracy is NaN where labels are no classes.
         """
         weights = self._state.model.weights
         if weights.dim() == 1 or self._state.average is not None:
             return self.trainer.evaluate(self.averaged_weights, self._test)
-        each = [self.trainer.evaluate(own, self._test) for own in weights]
-        return sum(one[0] for one in each) / len(each), sum(one[1] for one in each) / len(each)
+        losses, accuracies = zip(
+            *(self.trainer.evaluate(row, self._test) for row in weights), strict=True
+        )
+        return sum(losses) / len(losses), sum(accuracies) / len(accuracies)
 
     def trained(self) -> nn.Module:
-        """The task's model with the weights that are evaluated, in its own type and in eval mode.
+        """Return the task's model with the weights that are evaluated, in eval mode.
 
-        With `keep_local` it normalises every batch by its own statistics all the same: predict for
+        With `keep_local` it still normalises every batch by the batch's statistics: predict for
         batches of several examples.
         """
         model = self.task.model(self.seed)
@@ -376,9 +372,9 @@ class Simulation:
         return model.eval()
 
     def run(self) -> str:
-        """Do the rounds that are left; why it ended before the last one, if so, or else "".
+        """Run the remaining rounds. Returns why it stopped early, or an empty string.
 
-        It ends early where one more round would exceed the budget.
+        It stops early where one more round would exceed the budget.
 
         Raises:
             ArgumentError: Not even one round is within the budget; or see `step`.
@@ -393,11 +389,10 @@ class Simulation:
         return ""
 
     def step(self) -> RoundResult:
-        """Do the next round.
+        """Run the next round.
 
-        If this raises, or is interrupted, everything is as before the round; but for
-        `DivergedRound`. Then messages were sent: the model is as before, but bytes and epsilon
-        have the round, and it was the last one.
+        A round that raises, or is interrupted, changes nothing, except for `DivergedRound`: its
+        messages were sent, so bytes and epsilon have it, the model has not, and it is the last.
 
         Raises:
             BudgetExceeded: The round would cost too much. It was not run.
@@ -418,55 +413,46 @@ class Simulation:
         index = state.round_index
         if index >= self.rounds:
             check(False, "round_index", f"be below rounds={self.rounds}", index)
-        method = self.method if state.clip is None else self.method.at_clip(state.clip)
-        seed = self._key.seed(index) if self.hashes == "fresh" else self._fixed_seed
+        method, seed = self._method_at(state.clip), self._hash_seed(index)
         cohort = self.sampler.draw(index)
         members = cohort.numpy()
+        # Noise follows from the device and the round: one drawn twice would send its noise twice.
         if not (members[1:] > members[:-1]).all():
-            # Whoever is drawn twice would add the same noise twice.
             raise ArgumentError(
                 f"the sampler must draw devices once each, in ascending order, got {members}"
             )
         claim = self._claim_of(len(members), seed)
         payers = members if self.sampler.fixed_size else EVERYONE
-        participation = state.participation.after(claim, payers)  # or it stops here
-        proven = isinstance(claim, ProvenClaim)
+        # Charged before anything is encoded: beyond the budget no message exists.
+        participation = state.participation.after(claim, payers)
         agreed = 0
         bare = index == 0 and isinstance(claim, NoClaim)
         if bare and isinstance(method, RoundedTables) and method.wants_limit:
             # As in process groups: workers tell the sizes of their vectors, and hear one limit.
-            some = cohort[: max(1, PART_CELLS // method.dim)]
-            method = method.at_limit_of(self._vectors(state.model.weights, some, index))
+            first = cohort[: max(1, PART_CELLS // method.dim)]
+            method = method.at_limit_of(self._vectors(state.model.weights, first, index))
             state = replace(state, clip=method.round_clip)
             agreed = CLIP_BYTES * len(members)
 
         summed = self._sum(method, state.model.weights, cohort, seed, index, claim=claim)
-        left_out: tuple[str, ...] = ()
-        if summed.broken:
-            left_out = tuple(self.task.devices.names[device] for device in summed.broken)
-            if not proven:
+        left_out = tuple(self.task.devices.names[device] for device in summed.broken)
+        if left_out:
+            fate = "count as zeros, with their noise"
+            if not isinstance(claim, ProvenClaim):
+                # Fewer messages may have less noise together: the claim is for those that count.
+                fate = "are left out of the mean"
                 claim = self._claim_of(summed.count, seed)
                 participation = state.participation.after(claim, payers)
-            fate = "count as zeros, with their noise" if proven else "are left out of the mean"
             warnings.warn(
                 f"round {index}: NaN or infinite values in the vectors of "
                 f"{', '.join(map(repr, left_out))}, which {fate}",
                 NonFiniteUpdate,
                 stacklevel=3,
             )
-
-        self._watch_saturation(method, summed, index)
-        total = summed.total
-        if total is None:
-            form = method.total_format
-            kind = torch.float32 if form.cells == "float32" else torch.int64
-            total = torch.zeros(form.shape, dtype=kind, device=state.model.weights.device)
-        total = method.publish(
-            total, CohortNoise(self.noise_key, [SERVER_NOISE], round_index=index)
-        )
-        count: int | float = summed.count
-        if not self.sampler.fixed_size:  # the number drawn is secret
-            count = self.sampler.expected * (count / len(members) if len(members) else 1.0)
+        if summed.saturated is not None:
+            cells, limit = summed.count * method.message_format.cell_count, method.round_clip
+            self._saturation.see(summed.saturated, cells, limit=limit, index=index, whose="")
+        total, count = self._publish(method, summed, index, drawn=len(members))
         published = Published(total, count, seed, index, state.clip)
 
         up, down, downloads, synced = self._traffic(state.synced, members, index, summed.count)
@@ -474,35 +460,54 @@ class Simulation:
         model, ended = state.model, ""
         try:
             model = self._next_model(state.model, published, summed.vectors)
-        except Diverged as error:  # what was sent is known, whatever became of it
+        except Diverged as error:  # the messages were sent all the same, and are paid for
             ended = str(error)
         result = RoundResult(
-            index, cohort, published, up, down,
-            claim, left_out, summed,
-            relative_drift(model.weights) if model.weights.dim() > 1 else None, downloads,
+            index, cohort, published, up, down, claim, left_out, summed,
+            relative_drift(model.weights), downloads,
         )  # fmt: skip
-        up, down = state.bytes_up + up, state.bytes_down + down
+        after = replace(
+            state, participation=participation, synced=synced, ended=ended,
+            bytes_up=state.bytes_up + up, bytes_down=state.bytes_down + down,
+        )  # fmt: skip
         if ended:
-            paid = replace(state, participation=participation, synced=synced)
-            return replace(paid, bytes_up=up, bytes_down=down, ended=ended), result
-        average = state.average
+            return after, result
+        average, clip = state.average, state.clip
         if average is not None:
+            # It starts from zero, which `averaged_weights` corrects.
             share = self.server.averaging
             average = torch.add(average * share, model.weights, alpha=1 - share)
-        clip = state.clip
         if clip is not None:
             clip = method.after(published.total, count=published.count).round_clip
-        after = RunState(index + 1, model, average, participation, synced, up, down, clip=clip)
-        return after, result
+        return replace(
+            after, round_index=index + 1, model=model, average=average, clip=clip
+        ), result
 
-    def _watch_saturation(self, method: Method, summed: Aggregate, index: int) -> None:
-        """Warn once where most cells have saturated in several rounds in a row."""
-        cells = summed.count * method.message_format.cell_count
-        limit = method.round_clip
-        self._saturation.see(summed.saturated, cells, limit=limit, index=index, whose="")
+    def _method_at(self, clip: float | None) -> Method:
+        return self.method if clip is None else self.method.at_clip(clip)
+
+    def _hash_seed(self, index: int) -> HashSeed:
+        return self._key.seed(index if self.hashes == "fresh" else 0)
+
+    def _publish(
+        self, method: Method, summed: Aggregate, index: int, *, drawn: int
+    ) -> tuple[Tensor, int | float]:
+        """Add the server's noise to a sum; return it with the number of messages to divide by."""
+        total = summed.total
+        if total is None:
+            form = method.total_format
+            kind = torch.float32 if form.cells == "float32" else torch.int64
+            total = torch.zeros(form.shape, dtype=kind, device=self._state.model.weights.device)
+        total = method.publish(
+            total, CohortNoise(self.noise_key, [SERVER_NOISE], round_index=index)
+        )
+        if self.sampler.fixed_size:
+            return total, summed.count
+        # The number drawn is secret: only the share that was left out may change the divisor.
+        return total, self.sampler.expected * (summed.count / drawn if drawn else 1.0)
 
     def _vectors(self, weights: Tensor, part: Tensor, index: int) -> Tensor:
-        """Compute the vectors of some devices in a round."""
+        """Compute the vectors of a part of a round's cohort."""
         try:
             vectors = self.algorithm.vectors(
                 weights, part, trainer=self.trainer, devices=self.task.devices,
@@ -511,79 +516,63 @@ class Simulation:
         except NotAtOnce:
             if not self._may_loop:
                 raise
-            self._may_loop, task = False, self.task
-            self.trainer = trainer_for(
-                task.model(self.seed), kind="loop", loss=task.loss, keep_local=task.keep_local
-            )
+            self._may_loop = False
+            self.trainer = self._trainer(self.task.model(self.seed), "loop")
             return self._vectors(weights, part, index)
         if self._scales is not None:
+            # Before encoding, so that the server sums messages and needs no weights.
             vectors = vectors * self._scales[part].to(vectors)[:, None]
         return vectors
 
     def _claim_of(self, present: int, seed: HashSeed) -> Claim:
-        """Claim of a round with `present` workers; on a secret sample, with any number of them.
+        """Return the claim of a round with `present` workers; on a secret sample, with any number.
 
-        It says that its noise is simulated, wherever it goes from here. A method's claim is
-        amplified where devices are drawn by Poisson sampling, which is for central trust only, and
-        void where error correction carries gradients around the messages.
+        Its noise is simulated, and it says so. A method's claim is amplified where devices are
+        drawn by Poisson sampling, which is for central trust only, and void where error correction
+        carries gradients around the messages.
         """
-        sampler = self.sampler
-        if isinstance(sampler, PoissonDevices):
-            present = max(1, round(sampler.expected))
+        lottery = self.sampler.lottery if isinstance(self.sampler, PoissonDevices) else None
+        if lottery is not None:
+            present = max(1, round(lottery.expected))
         claim = self.method.claim_for(present, seed)
         if self.algorithm.correction != "off":
             return NoClaim(
                 claim.scope, "the mask of the error correction carries the raw gradients"
             )
-        if not isinstance(sampler, PoissonDevices) or isinstance(claim, NoClaim):
+        if lottery is None or isinstance(claim, NoClaim):
             return SimulatedClaim.of(claim)
         if not isinstance(claim, ProvenClaim):
             raise ArgumentError(
                 "poisson sampling is for proven claims under central trust, or for none, got "
                 f"method={self.method.name!r}, whose claim is {claim.basis}"
             )
-        known = self._amplified
-        if known is None or known[0] != claim:
-            amplified = SimulatedClaim.of(sampler.lottery.amplified(claim))
-            self._amplified = known = claim, amplified
-        return known[1]
+        if claim not in self._amplified:  # the same in most rounds
+            self._amplified[claim] = SimulatedClaim.of(lottery.amplified(claim))
+        return self._amplified[claim]
 
-    def _worker_noise(self, workers: Sequence[int], index: int, rows: Sequence[int]) -> Noise:
-        """Noise of some rows of a part of the cohort, whose workers have these numbers."""
-        chosen = workers if len(rows) == len(workers) else [workers[row] for row in rows]
-        return CohortNoise(self.noise_key, chosen, round_index=index)
+    def _noise_of(self, workers: Sequence[int], index: int, rows: Sequence[int]) -> Noise:
+        return CohortNoise(self.noise_key, [workers[row] for row in rows], round_index=index)
 
     def _sum(
-        self,
-        method: Method,
-        weights: Tensor,
-        cohort: Tensor,
-        seed: HashSeed,
-        index: int,
-        *,
-        claim: Claim,
-    ) -> Aggregate:
+        self, method: Method, weights: Tensor, cohort: Tensor, seed: HashSeed, index: int,
+        *, claim: Claim,
+    ) -> Aggregate:  # fmt: skip
         """Compute the vectors of a cohort, encode them in parts, and add the messages up."""
         summed, noised = Aggregate(), []
         keep = self.algorithm.correction != "off"
         size = len(cohort) if keep else max(1, PART_CELLS // method.dim)
-
         for part in torch.split(cohort, size) if len(cohort) else ():
             vectors = self._vectors(weights, part, index)
-            if len(vectors) != len(part):
-                raise MismatchError(
-                    f"{len(part)} workers must have as many vectors, got {len(vectors)}"
-                )
             released = release(
                 vectors, method, seed, claim,
-                charge=None,  # `_round` has charged the whole cohort
-                noise_of=partial(self._worker_noise, part.tolist(), index),
+                charge=None,  # `_round` has charged the cohort
+                noise_of=partial(self._noise_of, part.tolist(), index),
             )  # fmt: skip
             encoded = released.encoded
             summed.broken += tuple(part[~released.kept].tolist())
             if encoded is None:
                 continue
-            # A sum is a tensor of its own: a trainer may use the memory of its vectors again.
+            # A sum is a new tensor: a trainer may use the memory of its vectors again.
             added = encoded.messages.sum(dim=0)
             summed.total = added if summed.total is None else summed.total + added
             summed.count += len(encoded.messages)
@@ -592,8 +581,8 @@ class Simulation:
                 noised.append(encoded.noised)
             if encoded.saturated is not None:
                 summed.saturated = (summed.saturated or 0) + int(encoded.saturated.sum())
-        unproven = not isinstance(claim, ProvenClaim)
-        if len(cohort) and len(summed.broken) == len(cohort) and unproven:
+        # Under a proven claim even this must not show: all of them send zeros and noise.
+        if len(summed.broken) == len(cohort) > 0 and not isinstance(claim, ProvenClaim):
             raise Diverged(
                 f"all {len(cohort)} workers of round {index} have vectors with NaN or infinite "
                 "values: training diverges, or the data is broken"
@@ -604,14 +593,15 @@ class Simulation:
     def _next_model(
         self, model: ModelState, published: Published, vectors: Tensor | None
     ) -> ModelState:
-        correct, correction = None, self.algorithm.correction
-        if correction != "off" and vectors is not None:
-            correct = partial(corrected, vectors=vectors, correction=correction)
-        what = "the new weights"
+        correct = None
+        if vectors is not None:
+            correct = partial(corrected, vectors=vectors, correction=self.algorithm.correction)
         try:
             after = self._advance(model, published, correct)
+            # A sum is faster to look at, and may overflow where no weight does.
             if math.isfinite(after.weights.sum()) or bool(torch.isfinite(after.weights).all()):
                 return after
+            what = "the new weights"
         except ArgumentError:
             total = published.total
             if not total.is_floating_point() or bool(torch.isfinite(total).all()):
@@ -623,29 +613,28 @@ class Simulation:
             "learning_rate, server_step or update_clip may help"
         )
 
-    def _advance(self, model: ModelState, published: Published, correct: Any) -> ModelState:
+    def _advance(
+        self, model: ModelState, published: Published, correct: Correct | None
+    ) -> ModelState:
+        method = self._method_at(published.clip)
         step = self.algorithm.step * self.server.factor(published.round_index, self.rounds)
-        method = self.method if published.clip is None else self.method.at_clip(published.clip)
         return self.server.advance(model, published, method=method, step=step, correct=correct)
 
     def _traffic(
-        self,
-        synced: npt.NDArray[np.int64],
-        cohort: npt.NDArray[np.int64],
-        index: int,
-        present: int,
-    ) -> tuple[int, int, int, npt.NDArray[np.int64]]:
-        """Bytes up and down, devices that download, and rounds that their models contain then.
+        self, synced: _Indices, cohort: _Indices, index: int, present: int
+    ) -> tuple[int, int, int, _Indices]:
+        """Count bytes up and down and devices that download; return the rounds synced after it.
 
         Workers of distributed SGD get each round's result. Devices of FedAvg catch up when they
         are drawn: with the results that they missed, or with the model where that is smaller.
         """
-        own_mask, all_masks = 0, 0
+        mask, masks = 0, 0
         if self.algorithm.correction == "shared":
-            own_mask, all_masks = mask_bytes(self.method.dim, len(cohort))
-        up = present * (self._message_bytes + own_mask)
+            mask, masks = mask_bytes(self.method.dim, len(cohort))
+        up = present * (self._message_bytes + mask)
         if self.algorithm.local_epochs is None:
-            return up, len(synced) * (self._round_bytes + all_masks), len(synced), synced
+            return up, len(synced) * (self._round_bytes + masks), len(synced), synced
+        # Who takes part begins with the model of this round, and gets its result when drawn next.
         missed = index - synced[cohort]
         after = synced.copy()
         after[cohort] = index
@@ -653,7 +642,7 @@ class Simulation:
         return up, down, int(np.count_nonzero(missed)), after
 
     def advance(self, model: ModelState, published: Published) -> ModelState:
-        """The model after a round, from the model before and what was published.
+        """Compute the model after a round from the model before it and the publication.
 
         A device that catches up with a round that it missed does this. (With FetchSGD a device is
         sent the extracted coordinates; this gives the same.)
@@ -666,46 +655,47 @@ class Simulation:
         return self._advance(model, published, None)
 
     def state(self) -> dict[str, Any]:
-        """All that has to be kept to continue: tensors, numbers and texts."""
-        state = self._state
-        found: dict[str, Any] = {"settings": self.identity}
-        found |= {name: getattr(state, name) for name in _PLAIN}
-        found["weights"] = state.model.weights.clone()
-        found["synced"] = torch.from_numpy(state.synced.copy())
-        found |= {f"memory.{name}": value.clone() for name, value in state.model.memory.items()}
+        """Return everything that is needed to continue: tensors, numbers and texts."""
+        state, memory = self._state, self._state.model.memory
+        tensors = {"weights": state.model.weights, "synced": torch.from_numpy(state.synced)}
+        tensors |= {f"memory.{name}": value for name, value in memory.items()}
         if state.average is not None:
-            found["average"] = state.average.clone()
+            tensors["average"] = state.average
+        saved: dict[str, Any] = {"settings": self.identity}
+        saved |= {name: getattr(state, name) for name in _PLAIN}
+        saved |= {name: value.clone() for name, value in tensors.items()}
         if state.clip is not None:
-            found["clip"] = state.clip
-        return found | state.participation.state(ACCOUNTS)
+            saved["clip"] = state.clip
+        return saved | state.participation.state(ACCOUNTS)
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state` gave, in a simulation with the same arguments.
+        """Continue from a `state`, in a simulation with the same arguments.
 
         Raises:
-            MismatchError: It is the state of a simulation with other settings or data, or not all
-                of it.
+            MismatchError: The state is of a simulation with other settings or data, or incomplete.
         """
         if state.get("settings") != self.identity:
             why = difference(self.identity, str(state.get("settings")))
             raise MismatchError(f"the state must be that of the same simulation, but {why}")
-        paid = f"{ACCOUNTS}paid."  # by claims that may not be made here yet
-        own = {name: value for name, value in self.state().items() if not name.startswith(paid)}
-        if missing := sorted(own.keys() - state.keys()):
-            raise MismatchError(f"the state must have {', '.join(missing)}")
-        for name, value in own.items():
+        for name, value in self.state().items():
+            if name.startswith(f"{ACCOUNTS}paid."):
+                continue  # of claims that the other simulation need not have made
+            if name not in state:
+                raise MismatchError(f"the state must have {name}")
             if isinstance(value, Tensor) and state[name].shape != value.shape:
-                found, wanted = tuple(state[name].shape), tuple(value.shape)
-                raise MismatchError(f"{name} must have the shape {wanted}, got {found}")
+                wanted, shape = tuple(value.shape), tuple(state[name].shape)
+                raise MismatchError(f"{name} must have the shape {wanted}, got {shape}")
         before = self._state
-        weights, *memory = (
-            state[name].to(before.model.weights.device).clone()
-            for name in ("weights", *(f"memory.{name}" for name in before.model.memory))
-        )
+
+        def copied(name: str) -> Tensor:
+            tensor: Tensor = state[name].to(before.model.weights.device).clone()
+            return tensor
+
+        memory = {name: copied(f"memory.{name}") for name in before.model.memory}
         self._state = RunState(
             **{name: state[name] for name in _PLAIN},
-            model=ModelState(weights, dict(zip(before.model.memory, memory, strict=True))),
-            average=None if before.average is None else state["average"].to(weights).clone(),
+            model=ModelState(copied("weights"), memory),
+            average=None if before.average is None else copied("average"),
             participation=before.participation.restored(state, ACCOUNTS),
             synced=state["synced"].cpu().numpy().copy(),
             clip=None if before.clip is None else state["clip"],
@@ -713,12 +703,12 @@ class Simulation:
 
 
 def _device_scales(importance: Tensor | None, devices: int) -> Tensor | None:
-    """Factors of the devices' vectors, so that devices count by their importance."""
+    """Compute factors of the devices' vectors, so that devices count by their importance."""
     if importance is None:
         return None
-    good = importance.shape == (devices,)
-    check(good, "importance", f"have the shape ({devices},)", tuple(importance.shape))
+    shape = tuple(importance.shape)
+    check(shape == (devices,), "importance", f"have the shape ({devices},)", shape)
     shares = importance.to("cpu", torch.float64)
-    good = bool(((shares > 0) & torch.isfinite(shares)).all())
-    check(good, "importance", "be > 0 and finite", importance)
+    positive = bool(((shares > 0) & torch.isfinite(shares)).all())
+    check(positive, "importance", "be > 0 and finite", importance)
     return shares * (devices / shares.sum())

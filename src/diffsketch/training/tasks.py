@@ -7,7 +7,7 @@ import inspect
 import pkgutil
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
@@ -29,12 +29,12 @@ _NAMED = 5  # examples that an error lists
 
 @dataclass(frozen=True, eq=False, init=False)
 class Examples:
-    """Inputs with a label each, from NumPy arrays or tensors, whose memory is shared if it can be.
+    """Labelled inputs, from NumPy arrays or tensors, whose memory is shared where possible.
 
     Args:
         inputs: `(count, ...)`, whole numbers of any type, or real ones, which become float32.
-        labels: `(count,)`: classes, which become int64. For a loss of one's own `(count, ...)`, and
-            real numbers as well, which become float32.
+        labels: `(count,)`: classes, which become int64. For a custom loss `(count, ...)`, and real
+            numbers as well, which become float32.
 
     >>> Examples(np.zeros((2, 3)), np.array([0, 1], np.uint8)).labels
     tensor([0, 1])
@@ -56,44 +56,45 @@ class Examples:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def to(self, device: torch.device) -> Examples:
+        """Copy the examples to another device of the machine."""
+        return Examples(self.inputs.to(device), self.labels.to(device))
+
     @cached_property
     def label_range(self) -> tuple[int, int]:
-        """The smallest and the largest class; of no examples, 0 and -1. Computed once."""
+        """Smallest and largest class; 0 and -1 if there are no examples. Computed once."""
         labels, requirement = self.labels, "be whole numbers (count,) for cross-entropy"
-        good = labels.dtype == torch.int64 and labels.dim() == 1
-        check(good, "labels", requirement, f"{labels.dtype} {tuple(labels.shape)}")
-        if not len(self):
-            return 0, -1
-        low, high = self.labels.aminmax()
-        return int(low), int(high)
+        classes = labels.dtype == torch.int64 and labels.dim() == 1
+        check(classes, "labels", requirement, f"{labels.dtype} {tuple(labels.shape)}")
+        return (int(labels.min()), int(labels.max())) if len(self) else (0, -1)
 
 
 @dataclass(frozen=True, eq=False)
 class Devices:
-    """The examples of all devices (or workers), one after another, and where each one's begin."""
+    """Examples of all devices (or workers), one device after another."""
 
     examples: Examples
     starts: Tensor  # `(devices + 1,)`, int64: device `i` has `starts[i]` to `starts[i + 1]`
     names: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        good = self.starts.dtype == torch.int64 and self.starts.shape == (len(self.names) + 1,)
-        check(good, "starts", "be int64 with one entry more than names", tuple(self.starts.shape))
-        if not self.names:
+        starts, count = self.starts, len(self.names)
+        shaped = starts.dtype == torch.int64 and starts.shape == (count + 1,)
+        check(shaped, "starts", "be int64 with one entry more than names", tuple(starts.shape))
+        if not count:
             raise DataError("there are no devices: training needs one at least")
-        sizes = self.starts.diff()
-        if int(self.starts[0]) != 0 or int(self.starts[-1]) != len(self.examples):
+        if int(starts[0]) != 0 or int(starts[-1]) != len(self.examples):
             raise ArgumentError("starts must begin with 0 and end with the number of examples")
-        if bool((sizes <= 0).any()):
-            empty = self.names[int((sizes <= 0).nonzero()[0])]
-            raise DataError(f"device {empty!r} has no examples: every device needs one at least")
+        if empty := (self.sizes <= 0).nonzero().flatten().tolist():
+            name = self.names[empty[0]]
+            raise DataError(f"device {name!r} has no examples: every device needs one at least")
 
     @classmethod
     def of(cls, parts: Mapping[str, Examples | tuple[Array, Array]]) -> Devices:
-        """From any map of device to examples, or to a pair of inputs and labels.
+        """Make devices from a map of device to examples, or to a pair of inputs and labels.
 
-        >>> one = Examples(torch.zeros(2, 3), torch.tensor([0, 1]))
-        >>> devices = Devices.of({"alice": one, "bob": one})
+        >>> part = Examples(torch.zeros(2, 3), torch.tensor([0, 1]))
+        >>> devices = Devices.of({"alice": part, "bob": part})
         >>> len(devices), devices.sizes.tolist()
         (2, [2, 2])
         """
@@ -101,32 +102,32 @@ class Devices:
         check(isinstance(parts, Mapping), "devices", wanted, type(parts).__name__)
         if not parts:
             raise DataError("there are no devices: training needs one at least")
-        each = [_examples(part) for part in parts.values()]
-        for name, part in zip(parts, each, strict=True):
-            for what in ("inputs", "labels"):
-                own, first = getattr(part, what), getattr(each[0], what)
-                if own.shape[1:] != first.shape[1:]:
+        named = {name: _examples(part) for name, part in parts.items()}
+        joined = []
+        for what in ("inputs", "labels"):
+            values = {name: getattr(part, what) for name, part in named.items()}
+            shape = next(iter(values.values())).shape[1:]
+            for name, value in values.items():
+                if value.shape[1:] != shape:
                     raise DataError(
                         f"{what} of device {name!r} must have the shape of the first device's, "
-                        f"{tuple(first.shape[1:])} each, got {tuple(own.shape[1:])}"
+                        f"{tuple(shape)} each, got {tuple(value.shape[1:])}"
                     )
-        inputs = torch.cat([part.inputs for part in each])
-        labels = torch.cat([part.labels for part in each])
-        sizes = torch.tensor([0, *map(len, each)])
-        return cls(Examples(inputs, labels), sizes.cumsum(0), tuple(parts))
+            joined.append(torch.cat(list(values.values())))
+        starts = torch.tensor([0, *map(len, named.values())]).cumsum(0)
+        return cls(Examples(*joined), starts, tuple(parts))
 
     def __len__(self) -> int:
         return len(self.names)
 
     @cached_property
     def sizes(self) -> Tensor:
-        """Examples of each device, int64."""
+        """Number of examples of each device, int64."""
         return self.starts.diff()
 
     def to(self, device: torch.device) -> Devices:
-        """Copy with the examples on another device of the machine; `starts` stays on the CPU."""
-        inputs, labels = self.examples.inputs.to(device), self.examples.labels.to(device)
-        return Devices(Examples(inputs, labels), self.starts, self.names)
+        """Copy the examples to another device of the machine; `starts` stays on the CPU."""
+        return replace(self, examples=self.examples.to(device))
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,7 +140,14 @@ class Batches:
 
     indices: Tensor  # `(workers, steps, batch_size)`, int64, into the examples of all devices
     present: Tensor | None = None  # of the same shape, bool; None if there are no empty places
-    seeds: Tensor | None = None  # `(workers,)`, int64: of what the model draws for each, if it may
+    seeds: Tensor | None = None  # `(workers,)`, int64: seeds for models that draw numbers
+
+    def of_worker(self, row: int) -> Batches:
+        """Return the batches of one worker, as a cohort of one."""
+        present, seeds = (
+            None if part is None else part[row : row + 1] for part in (self.present, self.seeds)
+        )
+        return Batches(self.indices[row : row + 1], present, seeds)
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -147,16 +155,16 @@ class Task:
     """A model, the devices that train it, and the examples that test it.
 
     Args:
-        name: For reports.
-        devices: Who trains on what: `Devices`, or a map of device to a pair of inputs and labels.
-        test: What accuracy is measured on: `Examples`, or such a pair; finite.
-        model: A module, whose weights are the first ones; or a function that makes one from a seed,
-            without global random state. It maps inputs `(batch, ...)` to scores, `(batch, classes)`
-            for the usual loss, or to something with `logits`, as Hugging Face's models do. Weights
-            in float16 or bfloat16 are trained in float32 (`working_copy`).
-        loss: Of scores and labels, a mean over the batch, such as `torch.nn.functional.mse_loss`;
-            cross-entropy if None.
-        keep_local: For models whose layers keep running statistics, BatchNorm for one: those never
+        name: Name in reports.
+        devices: Training data: `Devices`, or a map of device to a pair of inputs and labels.
+        test: Test data: `Examples`, or a pair of inputs and labels; finite.
+        model: A module with its first weights; or a function that makes one from a seed, without
+            global random state. It maps inputs `(batch, ...)` to scores, `(batch, classes)` for
+            cross-entropy, or to something with `logits`, as Hugging Face's models do. Weights in
+            float16 or bfloat16 are trained in float32 (`working_copy`).
+        loss: Loss of scores and labels, a mean over the batch, such as
+            `torch.nn.functional.mse_loss`; cross-entropy if None.
+        keep_local: For models whose layers keep running statistics, such as BatchNorm: those never
             leave a device. Every batch is normalised by its own statistics, in training and in
             prediction: so give batches of several examples. (GroupNorm has no such limit, and
             needs no `keep_local`.) The layers' weights are averaged as all others.
@@ -185,22 +193,21 @@ class Task:
         keep_local: bool = False,
     ) -> None:
         devices = devices if isinstance(devices, Devices) else Devices.of(devices)
-        test, own = _examples(test), devices.examples.inputs.dtype
-        if test.inputs.is_floating_point() != own.is_floating_point:
-            raise DataError(f"test inputs must be {own}, as the devices', got {test.inputs.dtype}")
+        test, kind = _examples(test), devices.examples.inputs.dtype
+        if test.inputs.is_floating_point() != kind.is_floating_point:
+            raise DataError(f"test inputs must be {kind}, as the devices', got {test.inputs.dtype}")
         _check_finite(test)
         wanted = "be a module with its weights, or a function that makes one from a seed"
         check(_takes_a_seed(model), "model", wanted, model)
-        values = {
-            "name": name,
-            "devices": devices,
-            "test": test,
-            "model": _Copies(copy.deepcopy(model)) if isinstance(model, nn.Module) else model,
-            "loss": loss,
-            "keep_local": keep_local,
-        }
-        for field, value in values.items():
-            object.__setattr__(self, field, value)
+        if isinstance(model, nn.Module):
+            first = copy.deepcopy(model)  # whatever becomes of the caller's
+
+            def model(seed: int) -> nn.Module:  # noqa: ARG001
+                return copy.deepcopy(first)
+
+        values = (name, devices, test, model, loss, keep_local)
+        for field, value in zip(fields(self), values, strict=True):
+            object.__setattr__(self, field.name, value)
 
     @cached_property
     def dim(self) -> int:
@@ -208,27 +215,22 @@ class Task:
         return WeightLayout.of(self.model(0)).dim
 
 
-@dataclass(frozen=True, eq=False)
-class _Copies:
-    """Gives copies of a model, whatever the seed."""
-
-    model: nn.Module
-
-    def __call__(self, seed: int) -> nn.Module:  # noqa: ARG002
-        return copy.deepcopy(self.model)
-
-
 def _takes_a_seed(model: object) -> bool:
-    """Whether it is a module, or may be called with a seed."""
+    """Whether the argument is a module, or may be called with a seed."""
     if isinstance(model, nn.Module) or not callable(model):
         return isinstance(model, nn.Module)
     try:
         inspect.signature(model).bind(0)
+    except ValueError:  # a callable without a signature
+        return True
     except TypeError:
         return False
-    except ValueError:  # it does not say
-        return True
     return True
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message, or its type where there is none."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _tensor(name: str, values: Array) -> Tensor:
@@ -239,8 +241,9 @@ def _tensor(name: str, values: Array) -> Tensor:
             plain = array.flags.writeable and min(array.strides, default=0) >= 0
             values = torch.from_numpy(array if plain else array.copy())
         except (TypeError, ValueError) as error:
-            said = str(error).splitlines()[0]
-            raise ArgumentError(f"{name} must be an array of numbers: {said}") from error
+            raise ArgumentError(
+                f"{name} must be an array of numbers: {first_line(error)}"
+            ) from error
     check(values.dim() >= 1, name, "be (count, ...)", tuple(values.shape))
     return values.float() if values.is_floating_point() else values
 
@@ -248,43 +251,41 @@ def _tensor(name: str, values: Array) -> Tensor:
 def _examples(part: Examples | tuple[Array, Array]) -> Examples:
     if isinstance(part, Examples):
         return part
-    good = isinstance(part, tuple | list) and len(part) == 2
-    check(good, "examples", "be a pair of inputs and labels", type(part).__name__)
+    pair = isinstance(part, tuple | list) and len(part) == 2
+    check(pair, "examples", "be a pair of inputs and labels", type(part).__name__)
     return Examples(*part)
 
 
 def _check_finite(test: Examples) -> None:
-    """Raise unless all of a test set is finite: one NaN would make its loss NaN in every round."""
+    """Raise unless a test set is finite: one NaN would make its loss NaN in every round."""
     for name, values in (("inputs", test.inputs), ("labels", test.labels)):
-        if bool(torch.isfinite(values).all()):
-            continue
-        good = torch.isfinite(values).reshape(len(values), -1).all(dim=1)
-        bad = (~good).nonzero().flatten().tolist()
-        more = f" and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
-        raise DataError(
-            f"test {name} must be finite, got NaN or infinity in examples "
-            f"{', '.join(map(str, bad[:_NAMED]))}{more}"
-        )
+        rows = sorted(set((~torch.isfinite(values)).nonzero()[:, 0].tolist()))
+        if rows:
+            more = f" and {len(rows) - _NAMED} more" if len(rows) > _NAMED else ""
+            raise DataError(
+                f"test {name} must be finite, got NaN or infinity in examples "
+                f"{', '.join(map(str, rows[:_NAMED]))}{more}"
+            )
 
 
 def scores_of(output: Any) -> Tensor:
-    """The scores in what a model gives: all of it, or its `logits`."""
-    if isinstance(output, Tensor):
-        return output
-    named = isinstance(output, Mapping)
-    found = output.get("logits") if named else getattr(output, "logits", None)
-    if not isinstance(found, Tensor):
+    """Return a model's scores: its output, or the output's `logits`."""
+    scores = output
+    if not isinstance(output, Tensor):
+        named = isinstance(output, Mapping)
+        scores = output.get("logits") if named else getattr(output, "logits", None)
+    if not isinstance(scores, Tensor):
         raise ArgumentError(
             "model must give a tensor of scores, or something with logits, got a "
             f"{type(output).__name__}"
         )
-    return found
+    return scores
 
 
 def check_task(task: Task, model: nn.Module) -> None:
     """Raise unless the model takes the examples, and the loss its scores and their labels.
 
-    Tries the model, a copy of it, with one example, twice.
+    Tries a copy of the model with one example, twice in a batch.
     """
     devices, test = task.devices.examples, task.test
     if devices.inputs.shape[1:] != test.inputs.shape[1:]:
@@ -293,18 +294,17 @@ def check_task(task: Task, model: nn.Module) -> None:
             f"each, got {tuple(test.inputs.shape[1:])}"
         )
     inputs, kind = devices.inputs[:1].cpu(), type(model).__name__
-    inputs = torch.cat((inputs, inputs))  # some layers have no use for one
+    inputs = torch.cat((inputs, inputs))  # BatchNorm refuses a batch of one
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            own = working_copy(model, keep_local=task.keep_local).cpu().eval()
-            scores = scores_of(own(inputs))
+            copied = working_copy(model, keep_local=task.keep_local).cpu().eval()
+            scores = scores_of(copied(inputs))
     except ArgumentError:
         raise
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
-        said = (str(error).splitlines() or [type(error).__name__])[0]
         raise ArgumentError(
             f"model must take inputs of the shape {tuple(inputs.shape[1:])} and type "
-            f"{inputs.dtype}, as the data has: {kind} says: {said}"
+            f"{inputs.dtype}, as the data has: {kind} says: {first_line(error)}"
         ) from error
     if task.loss is not None:
         _check_loss(task.loss, scores.to(devices.labels.device), devices.labels[:1])
@@ -315,7 +315,7 @@ def check_task(task: Task, model: nn.Module) -> None:
             f"shape {tuple(scores.shape)} for a batch of 2 from {kind}"
         )
     for part, examples in (("the devices", devices), ("the test set", test)):
-        low, high = examples.label_range  # of no examples, none: whoever evaluates says so
+        low, high = examples.label_range  # an empty test set passes: evaluation refuses it
         if low < 0 or high >= scores.shape[1]:
             raise DataError(
                 f"labels of {part} must be in [0, {scores.shape[1]}), the scores of the model, "
@@ -327,25 +327,24 @@ def _check_loss(loss: Loss, scores: Tensor, label: Tensor) -> None:
     labels = torch.cat((label, label))
     shapes = f"scores {tuple(scores.shape)} and labels {tuple(labels.shape)}, {labels.dtype}"
     try:
-        with warnings.catch_warnings():  # of shapes that would be stretched to fit each other
+        with warnings.catch_warnings():  # a target that is broadcast is a mistake
             warnings.filterwarnings("error", message="Using a target size")
             value = loss(scores, labels)
     except (RuntimeError, IndexError, ValueError, TypeError, UserWarning) as error:
-        said = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ArgumentError(f"loss must take {shapes}: it says: {said}") from error
+        raise ArgumentError(f"loss must take {shapes}: it says: {first_line(error)}") from error
     if not isinstance(value, Tensor) or value.dim() or not value.is_floating_point():
-        found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-        raise ArgumentError(f"loss must give one number, a mean over the batch, got {found}")
+        shown = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise ArgumentError(f"loss must give one number, a mean over the batch, got {shown}")
 
 
 @dataclass(frozen=True)
 class TaskKind:
-    """A named task that comes along: a data set, who holds it, and the models for it.
+    """A built-in task: a data set, its division among devices, and the models for it.
 
     Its title and the default settings of a run on it are in `diffsketch.training.defaults`.
 
     Args:
-        name: As in settings.
+        name: Name in settings.
         models: Names of its models; the first is the default.
         load: Makes the task from the name of a model, the numbers of workers and samples, the
             user's directory (each may be None) and the seed.
@@ -358,12 +357,12 @@ class TaskKind:
 
 @cache
 def task_kinds() -> Mapping[str, TaskKind]:
-    """The tasks by name: those in `TASKS` of each module of `diffsketch.training.data`."""
+    """Return the tasks by name: those in `TASKS` of each module of `diffsketch.training.data`."""
     from diffsketch.training import data  # it imports this module
 
-    modules = sorted(info.name for info in pkgutil.iter_modules(data.__path__))
-    found = (import_module(f"{data.__name__}.{module}") for module in modules)
-    return MappingProxyType({kind.name: kind for one in found for kind in one.TASKS})
+    names = sorted(info.name for info in pkgutil.iter_modules(data.__path__))
+    modules = (import_module(f"{data.__name__}.{name}") for name in names)
+    return MappingProxyType({kind.name: kind for module in modules for kind in module.TASKS})
 
 
 def load_task(
@@ -375,7 +374,7 @@ def load_task(
     data_dir: str | Path | None = None,
     seed: int = 0,
 ) -> Task:
-    """A task with its data, ready to be trained.
+    """Load a task with its data, ready to be trained.
 
     Guarantees (`tests/training/test_tasks.py`): the paper's sizes; no image in two workers; the
     same seed gives the same task.
@@ -383,12 +382,12 @@ def load_task(
     Args:
         name: One of `task_kinds`.
         model: One of the task's models; None takes the first.
-        workers: How many devices hold data; None takes the paper's number (for a user's Shakespeare
-            at most that many).
-        samples: Of each device, for the MNIST tasks.
-        data_dir: The user's own files of the same format (idx, or LEAF's JSON); None takes the
-            embedded ones. A directory with LEAF's own division into train and test keeps it.
-        seed: Which images, and who has them.
+        workers: Number of devices that hold data; None takes the paper's number (for a user's
+            Shakespeare at most that number).
+        samples: Number of examples of each device, for the MNIST tasks.
+        data_dir: Directory of the user's files in the same format (idx, or LEAF's JSON); None takes
+            the embedded ones. LEAF's division into train and test is kept where it is there.
+        seed: Seed of the choice of images and of who has them.
 
     Raises:
         ArgumentError: A name is unknown, a number out of range, or there are fewer examples than

@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from diffsketch.errors import DataError, check
-from diffsketch.training.data.mnist import embedded_file, verify_sha256
+from diffsketch.training.data.mnist import embedded_file, require, verify_sha256
 from diffsketch.training.defaults import TASK_DEFAULTS
 from diffsketch.training.models import CharLSTM
 from diffsketch.training.tasks import Devices, Examples, Task, TaskKind
@@ -30,6 +31,7 @@ _ROLES = int(TASK_DEFAULTS["shakespeare"]["workers"])
 _SMALLEST, _LARGEST = 64, 2200  # of the paper's experiment: see `_load_task`
 _TRAINED = 0.8  # share of a role's samples, rounded down
 _HALVES: tuple[Literal["train", "test"], ...] = ("train", "test")
+# From a byte of ASCII to a character's code; bytes outside `LETTERS` are refused before.
 _CODES = bytes(max(LETTERS.find(chr(byte)), 0) for byte in range(256))
 
 
@@ -37,13 +39,13 @@ Roles: TypeAlias = Mapping[str, Examples]  # by name: codes of windows (uint8), 
 
 
 def encode_text(text: str, origin: str = "text") -> Tensor:
-    """The codes of a text's characters, uint8, shape (len(text),).
+    """Encode the characters of a text: uint8, shape (len(text),).
 
     Guarantees: `LETTERS[code]` gives each character back (`test_encoding_round_trip`).
 
     Args:
         text: Any text over `LETTERS`; may be empty.
-        origin: Where it comes from, for the message.
+        origin: Source of the text, named in errors.
 
     Raises:
         DataError: A character is not one of `LETTERS`.
@@ -58,10 +60,8 @@ def encode_text(text: str, origin: str = "text") -> Tensor:
             f"found {', '.join(map(ascii, unknown[:5]))} (first at character "
             f"{min(map(text.index, unknown))})"
         )
-    # frombuffer refuses an empty buffer.
-    if not text:
-        return torch.empty(0, dtype=torch.uint8)
-    return torch.frombuffer(bytearray(text.encode("ascii").translate(_CODES)), dtype=torch.uint8)
+    codes = np.frombuffer(bytearray(text.encode("ascii").translate(_CODES)), np.uint8)
+    return torch.from_numpy(codes)
 
 
 def role_samples(name: str, text: str) -> Examples:
@@ -77,10 +77,9 @@ def role_samples(name: str, text: str) -> Examples:
     """
     codes = encode_text(text, f"role {name!r}")
     if len(codes) <= WINDOW:
-        inputs = torch.empty(0, WINDOW, dtype=torch.uint8)
-        return Examples(inputs, torch.empty(0, dtype=torch.int64))
+        return Examples(codes[:0].reshape(0, WINDOW), codes[:0])
     # The last character can only be a label.
-    return Examples(codes[:-1].unfold(0, WINDOW, 1), codes[WINDOW:].long())
+    return Examples(codes[:-1].unfold(0, WINDOW, 1), codes[WINDOW:])
 
 
 def split_roles(roles: Roles) -> tuple[dict[str, Examples], dict[str, Examples]]:
@@ -103,7 +102,7 @@ _SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 
 
 def load_role_texts() -> dict[str, str]:
-    """The embedded plays by role, in order of appearance.
+    """Load the embedded plays by role, in order of appearance.
 
     A role's text is its speeches joined by newlines. A role that is named without saying anything
     counts as an empty speech, and roles that never say anything are left out.
@@ -136,20 +135,19 @@ def load_role_texts() -> dict[str, str]:
 
 
 def _leaf_files(directory: Path, split: Literal["all", "train", "test"]) -> list[Path]:
-    """The JSON files of one split, sorted by name; none if LEAF's division is not there at all.
+    """List the JSON files of one split by name; none if the directory has no division at all.
 
-    A missing half of the division is an error: dividing the whole anew would test on samples of the
-    other half.
+    A missing half of the division is an error: dividing all samples anew would test on samples of
+    the other half.
     """
     try:
-        if not directory.is_dir():
-            raise DataError(f"{directory}: expected a directory with LEAF's JSON, found none")
+        require(directory.is_dir(), directory, "expected a directory with LEAF's JSON, found none")
         if split != "all" and not any((directory / half).is_dir() for half in _HALVES):
             return []
         places = [directory / "all_data", directory] if split == "all" else [directory / split]
         for place in places:
-            if found := sorted(path for path in place.glob("*.json") if path.is_file()):
-                return found
+            if paths := sorted(path for path in place.glob("*.json") if path.is_file()):
+                return paths
     except DataError:
         raise
     except OSError as error:
@@ -158,10 +156,10 @@ def _leaf_files(directory: Path, split: Literal["all", "train", "test"]) -> list
 
 
 def _read_leaf(files: Sequence[Path]) -> dict[str, Examples]:
-    """The samples of each user of LEAF's files, in the order of `users`, all checked.
+    """Read the samples of each user of LEAF's files, in the order of `users`, all checked.
 
-    Entries of `user_data` that `users` does not name are passed over: LEAF's own division leaves
-    such empty entries for users it dropped. Other keys (`hierarchies`, `raw`) are not looked at.
+    Entries of `user_data` that `users` does not name are ignored: LEAF's division leaves such empty
+    entries for users it dropped. So are other keys (`hierarchies`, `raw`).
     """
     roles: dict[str, Examples] = {}
     for path in files:
@@ -170,32 +168,28 @@ def _read_leaf(files: Sequence[Path]) -> dict[str, Examples]:
         # Deep nesting exhausts the parser's stack; a wrong encoding is a ValueError.
         except (OSError, ValueError, RecursionError) as error:
             raise DataError(f"{path}: not readable as JSON: {error}") from error
+        where = str(path)
         if not isinstance(content, dict):
-            raise DataError(f"{path}: expected a JSON object, found {type(content).__name__}")
-        users = _field(content, "users", kind=list, where=str(path))
-        counts = _field(content, "num_samples", kind=list, where=str(path))
-        data = _field(content, "user_data", kind=dict, where=str(path))
-        if len(users) != len(counts):
-            raise DataError(
-                f"{path}: expected num_samples for each of {len(users)} users, found {len(counts)}"
-            )
+            raise DataError(f"{where}: expected a JSON object, found {type(content).__name__}")
+        users = _field(content, "users", kind=list, where=where)
+        counts = _field(content, "num_samples", kind=list, where=where)
+        data = _field(content, "user_data", kind=dict, where=where)
+        problem = f"expected num_samples for each of {len(users)} users, found {len(counts)}"
+        require(len(users) == len(counts), where, problem)
         for user, count in zip(users, counts, strict=True):
-            if not isinstance(user, str):
-                raise DataError(f"{path}: expected users to be names, found {type(user).__name__}")
-            where = f"{path}: user {user!a}"
-            if user in roles:
-                raise DataError(f"{where}: expected each user once, found it again")
-            record = _field(data, user, kind=dict, where=f"{path}: user_data")
-            roles[user] = _read_user(record, count=count, where=where)
-    if not roles:
-        raise DataError(f"{', '.join(map(str, files))}: expected at least one user, found none")
+            problem = f"expected users to be names, found {type(user).__name__}"
+            require(isinstance(user, str), where, problem)
+            named = f"{where}: user {user!a}"
+            require(user not in roles, named, "expected each user once, found it again")
+            record = _field(data, user, kind=dict, where=f"{where}: user_data")
+            roles[user] = _read_user(record, count=count, where=named)
+    require(bool(roles), ", ".join(map(str, files)), "expected at least one user, found none")
     return roles
 
 
 def _field(record: dict[str, object], key: str, *, kind: type[_Kind], where: str) -> _Kind:
-    """The value of a key that must be there and be of one kind."""
-    if key not in record:
-        raise DataError(f"{where}: expected the key {key!a}, found no such key")
+    """Return the value of a key that must be there and be of one kind."""
+    require(key in record, where, f"expected the key {key!a}, found no such key")
     value = record[key]
     if not isinstance(value, kind):
         raise DataError(
@@ -205,27 +199,26 @@ def _field(record: dict[str, object], key: str, *, kind: type[_Kind], where: str
 
 
 def _read_user(record: dict[str, object], *, count: object, where: str) -> Examples:
-    """One user's samples, checked."""
-    windows, following = list[str](), list[str]()
-    for key, length, strings in (("x", WINDOW, windows), ("y", 1, following)):
+    """Read the samples of one user, checked."""
+    texts: dict[str, list[str]] = {"x": [], "y": []}
+    for key, length in (("x", WINDOW), ("y", 1)):
         for index, value in enumerate(_field(record, key, kind=list, where=where)):
             if not isinstance(value, str) or len(value) != length:
-                found = f"{len(value)}" if isinstance(value, str) else type(value).__name__
+                shown = f"{len(value)}" if isinstance(value, str) else type(value).__name__
                 raise DataError(
                     f"{where}: expected {key}[{index}] to be a string of length {length}, "
-                    f"found {found}"
+                    f"found {shown}"
                 )
-            strings.append(value)
-    if len(windows) != len(following):
-        raise DataError(
-            f"{where}: expected as many y as x, found {len(windows)} x and {len(following)} y"
-        )
-    if count != len(windows):
+            texts[key].append(value)
+    windows, following = len(texts["x"]), len(texts["y"])
+    problem = f"expected as many y as x, found {windows} x and {following} y"
+    require(windows == following, where, problem)
+    if count != windows:
         # Anything but a number is named by its type, as it may be too deep or too long to print.
         said = count if isinstance(count, int | float) else type(count).__name__
-        raise DataError(f"{where}: num_samples says {said}, found {len(windows)} samples")
-    inputs = encode_text("".join(windows), f"{where}: x").reshape(-1, WINDOW)
-    return Examples(inputs, encode_text("".join(following), f"{where}: y").long())
+        raise DataError(f"{where}: num_samples says {said}, found {windows} samples")
+    inputs, labels = (encode_text("".join(texts[key]), f"{where}: {key}") for key in "xy")
+    return Examples(inputs.reshape(-1, WINDOW), labels)
 
 
 def load_shakespeare(
@@ -277,7 +270,7 @@ def load_shakespeare(
 def _load_task(
     model: str, workers: int | None, samples: int | None, directory: Path | None, seed: int
 ) -> Task:
-    """The first roles with 64 to 2,200 samples, each divided into earlier and later text.
+    """Take the first roles with 64 to 2,200 samples, each divided into earlier and later text.
 
     The bounds are about all of a role's samples. On the embedded text, they give 46 roles with mean
     743.6 and standard deviation 549.6 (the paper's table: 742 and 548). Accuracy is on all test
@@ -297,15 +290,13 @@ def _load_task(
     if directory is None:
         requirement = f"be <= {len(fitting)}, the roles with {bounds}"
         check(wanted <= len(fitting), "workers", requirement, wanted)
-    elif not fitting or wanted > len(fitting):
-        raise DataError(
-            f"{directory}: expected {max(wanted, 1)} roles with {bounds}, found {len(fitting)}"
-        )
+    problem = f"expected {max(wanted, 1)} roles with {bounds}, found {len(fitting)}"
+    require(0 < len(fitting) >= wanted, directory, problem)
     names = set(fitting[:wanted])
     held = {n: Examples(r.inputs.long(), r.labels) for n, r in train.items() if n in names}
     tests = [test[name] for name in held if name in test]
-    if not any(map(len, tests)):
-        raise DataError(f"{directory or 'embedded'}: the chosen roles have no test samples")
+    origin = directory or "embedded"
+    require(any(map(len, tests)), origin, "the chosen roles have no test samples")
     labels = torch.cat([role.labels for role in tests])
     tested = Examples(torch.cat([role.inputs for role in tests]).long(), labels)
     return Task("shakespeare", Devices.of(held), tested, lambda seed: CharLSTM(seed=seed))
