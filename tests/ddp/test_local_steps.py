@@ -379,7 +379,7 @@ def test_a_rank_that_dies_after_it_has_decided_does_not_stop_the_others() -> Non
     first, second = two()
     first.begin(ONES)
     wait = second.begin(3 * ONES)
-    assert first._decide(0)  # and nothing more
+    assert first.store.decide(0)  # and nothing more
     assert wait().tolist() == [2.0] * 3
 
 
@@ -388,10 +388,10 @@ def test_a_run_is_over_when_enough_have_finished() -> None:
     assert list(first.rest()) == []
     assert second.missed() is None
     assert second.over
-    with pytest.raises(MismatchError, match="round 0 must not be: 1 ranks have finished"):
+    with pytest.raises(MismatchError, match="the run ended before round 0: 1 ranks have finished"):
         second.mean(ONES)
     first, second = two(timeout=0.1)
-    first._peers.min_ranks = 2
+    first.store.min_ranks = 2
     with pytest.raises(MismatchError, match="round 0 must have min_ranks=2 within 0"):
         first.mean(ONES)
 

@@ -18,16 +18,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 from diffsketch.ddp.agreement import (
     LOGGER,
+    Caught,
     SavedByState,
-    check_started,
-    control_bytes,
-    device_of,
+    Transport,
     digest_of,
     fail_together,
-    handshake,
+    is_started,
+    transport_of,
 )
 from diffsketch.ddp.group import GroupMean, Scaler, all_reduce_mean
-from diffsketch.ddp.weights import named_digest, sharded_kinds, trained
+from diffsketch.ddp.weights import check_floating, named_digest, sharded_kinds, trained
 from diffsketch.errors import ArgumentError, MismatchError, check_between, check_whole
 from diffsketch.methods.base import Method, build_method, settings_of
 from diffsketch.privacy.accounting.account import Budget
@@ -54,33 +54,22 @@ _COMPARED = "diffsketch compared "
 # weights, which `check_wrapping` finds to be those that all ranks had. The second forward pass
 # tells all ranks in which order rank 0's gradients came in the first backward pass: the model's own
 # order, as long as its graph does not depend on data. In a `guard` that is not sent.
-_CHANNELS: tuple[tuple[Callable[[Any], Any], str, str], ...] = (
-    (
-        # The buffers that DDP has broadcast when it wrapped the module, and will in forward passes,
-        # if options of whatever name say so.
-        lambda ddp: ddp.modules_buffers,
-        "DistributedDataParallel sends rank 0's buffers, such as means of BatchNorm, to all ranks",
-        f"{_WRAP}, which leaves each rank its own, or use layers without buffers (GroupNorm)",
-    ),
-    (
-        lambda ddp: any(isinstance(one, nn.SyncBatchNorm) for one in ddp.modules()),
-        "SyncBatchNorm sends statistics of each rank's batch, and makes all gradients depend "
-        "on them",
-        "use layers that look at one example at a time (GroupNorm, LayerNorm)",
-    ),
-    (lambda ddp: ddp.find_unused_parameters, f"with find_unused_parameters {_USED}", _USE_ALL),
-    (lambda ddp: ddp.static_graph, f"with static_graph {_USED} in the first step", _USE_ALL),
-    (
-        lambda ddp: getattr(ddp, "_delay_all_reduce_params", ()),
-        "delay_all_reduce_named_params averages gradients without the hook",
-        "wrap without it",
-    ),
-    (
-        lambda ddp: getattr(getattr(ddp, "_join_config", None), "enable", False),
-        "join tells all ranks how many inputs a rank has",
-        "give all ranks the same number of steps",
-    ),
-)
+_CHANNELS: tuple[tuple[Callable[[Any], Any], str], ...] = (
+    # The buffers that DDP has broadcast when it wrapped the module, and will in forward passes, if
+    # options of whatever name say so.
+    (lambda ddp: ddp.modules_buffers,
+     "DistributedDataParallel sends rank 0's buffers, such as means of BatchNorm, to all ranks; "
+     f"{_WRAP}, which leaves each rank its own, or use layers without buffers (GroupNorm)"),
+    (lambda ddp: any(isinstance(module, nn.SyncBatchNorm) for module in ddp.modules()),
+     "SyncBatchNorm sends statistics of each rank's batch, and makes all gradients depend on them; "
+     "use layers that look at one example at a time (GroupNorm, LayerNorm)"),
+    (lambda ddp: ddp.find_unused_parameters, f"with find_unused_parameters {_USED}; {_USE_ALL}"),
+    (lambda ddp: ddp.static_graph, f"with static_graph {_USED} in the first step; {_USE_ALL}"),
+    (lambda ddp: getattr(ddp, "_delay_all_reduce_params", ()),
+     "delay_all_reduce_named_params averages gradients without the hook; wrap without it"),
+    (lambda ddp: getattr(getattr(ddp, "_join_config", None), "enable", False),
+     "join tells all ranks how many inputs a rank has; give all ranks the same number of steps"),
+)  # fmt: skip
 
 
 def check_averaged(model: nn.Module) -> None:
@@ -88,28 +77,22 @@ def check_averaged(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"model must be a module, got {type(model).__name__}")
     modules, tensors = sharded_kinds()
-    values: list[object] = [parameter.data for parameter in model.parameters()]
-    if any(isinstance(one, modules) for one in model.modules()) or any(
-        isinstance(one, tensors) for one in values
-    ):
+    values: list[Any] = [parameter.data for parameter in model.parameters()]
+    if any(isinstance(part, modules + tensors) for part in [*model.modules(), *values]):
         raise ArgumentError(
             "model must not be sharded: FSDP and tensor-parallel modules hold parts of their "
             "parameters and average gradients by themselves, without DDP's hook. Shard inside a "
             "machine with fully_shard and use diffsketch.ddp.LocalSteps between machines, with "
             "group= the ranks that hold the same shard"
         )
-    ddp = isinstance(model, DistributedDataParallel)
-    if ddp and getattr(model, "mixed_precision", None) is not None:
+    if getattr(model, "mixed_precision", None) is not None and (
+        isinstance(model, DistributedDataParallel)
+    ):
         raise ArgumentError(
             "mixed_precision of DistributedDataParallel must be None: it is a hook itself, and "
             "there can be one; use torch.autocast, or parameters of type bfloat16"
         )
-    for name, parameter in trained(model).items():
-        if not parameter.is_floating_point():
-            raise ArgumentError(
-                f"parameters must be of real floating types, got {name} of type "
-                f"{parameter.dtype}; keep complex ones as two real parts (torch.view_as_real)"
-            )
+    check_floating(trained(model))
 
 
 def same_weights(module: Module, group: dist.ProcessGroup | None = None) -> Module:
@@ -131,21 +114,14 @@ def same_weights(module: Module, group: dist.ProcessGroup | None = None) -> Modu
         ArgumentError: It is no module, or is wrapped already. The other ranks raise as well.
         MismatchError: Weights differ, or another rank failed. All ranks raise.
     """
-    check_started()
-    failure: Exception | None = None
-    digest = ""
-    try:
+    transport, digest = transport_of(group), ""
+    with Caught() as caught:
         if not isinstance(module, nn.Module) or isinstance(module, DistributedDataParallel):
             raise ArgumentError(
                 f"module must be one that is not wrapped yet, got {type(module).__name__}: {_WRAP}"
             )
         digest = named_digest(dict(module.named_parameters()))
-    except Exception as error:  # the others must learn of it, or they would wait
-        failure = error
-    handshake(
-        group, {"weights": digest}, device=device_of(group), failure=failure,
-        doing="compare its weights",
-    )  # fmt: skip
+    transport.agree({"weights": digest}, failure=caught.error, doing="compare its weights")
     before = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
     names = {name for name in before if not name.startswith(_COMPARED)}
     # All names of a buffer that has several: they may part later.
@@ -179,10 +155,10 @@ def check_wrapping(model: nn.Module, method: str) -> None:
 
 def check_nothing_else_is_sent(model: nn.Module, method: str) -> None:
     """Raise an `ArgumentError` if DDP would send what the method's claim is not about."""
-    for sends, what, instead in _CHANNELS:
+    for sends, what in _CHANNELS:
         if sends(model):
             raise ArgumentError(
-                f"the claim of method={method!r} does not cover all that is sent: {what}; {instead}"
+                f"the claim of method={method!r} does not cover all that is sent: {what}"
             )
 
 
@@ -223,14 +199,10 @@ class HookState(SavedByState):
         self._vector: Tensor | None = None
         self._pending: list[_Pending] = []  # buckets whose result is still to come
         self._failure: Exception | None = None
-        failure: Exception | None = None
-        settings: dict[str, str] = {}
-        try:
+        self._layout = ""
+        with Caught() as caught:
             self._place(model)
-            settings = {"layout": self._layout}
-        except Exception as error:  # the others must learn of it, or they would wait
-            failure = error
-        mean.agree(settings, failure=failure)
+        mean.agree({"layout": self._layout}, failure=caught.error)
 
     def _place(self, model: nn.Module) -> None:
         """Give every parameter its place, if the model can be averaged."""
@@ -274,20 +246,20 @@ class HookState(SavedByState):
             MismatchError: The state belongs to other settings, another model or another rank, or
                 another rank cannot load its own. All ranks raise, and none has loaded anything.
         """
-        failure: Exception | None = None
-        if isinstance(state, Mapping) and state.get("layout") != self._layout:
-            failure = MismatchError(
-                "the state must be of a model with the same parameters, in their order, shapes and "
-                "types, but they have changed"
-            )
-        self.mean.load_state_dict(state, failure=failure)
+        changed = isinstance(state, Mapping) and state.get("layout") != self._layout
+        text = (
+            "the state must be of a model with the same parameters, in their order, shapes and "
+            "types, but they have changed"
+        )
+        self.mean.load_state_dict(state, failure=MismatchError(text) if changed else None)
 
     def take(self, bucket: Any) -> Future[Tensor]:
         """Take a bucket of the step; with the last one, all are averaged."""
         buffer, parts = bucket.buffer(), []
+        if bucket.index() == 0:  # a backward pass that was interrupted may have left some
+            self._pending, self._failure = [], None
         try:
-            if bucket.index() == 0:  # a backward pass that was interrupted may have left some
-                self._pending, self._failure = [], None
+            if bucket.index() == 0:
                 self._check_model()
             parts = self._copied(bucket, buffer)
         except Exception as error:  # raised with the last bucket, lest other ranks wait
@@ -504,26 +476,22 @@ def sketch_state(
     """
     if isinstance(model, DistributedDataParallel) and group is None:
         group = model.process_group
-    try:
+    with Caught() as caught:
         check_averaged(model)
-        secret = key_from(seed, key)
-        started = dist.is_available() and dist.is_initialized()  # or the mean will say so
-        cohort = dist.get_world_size(group) if started else 1
-        method = method_from(
-            method, settings, compression, cohort=cohort, control=control_bytes(cohort),
-            dim=sum(parameter.numel() for parameter in trained(model).values()),
-        )  # fmt: skip
-    except Exception as error:
-        fail_together(group, error)
+        secret, dim = key_from(seed, key), sum(p.numel() for p in trained(model).values())
+        to = transport_of(group) if is_started() else None  # or the mean will say so
+        chosen = method_from(method, settings, compression, dim=dim, to=to)
+    if caught.error is not None:
+        fail_together(group, caught.error)
     mean = GroupMean(
-        method, key=secret, group=group, error_feedback=error_feedback, immediate=immediate,
+        chosen, key=secret, group=group, error_feedback=error_feedback, immediate=immediate,
         budget=budget, trusted_group=trusted_group, scaler=scaler, account_file=account_file,
     )  # fmt: skip
     return HookState(model, mean)
 
 
 def key_from(seed: int | None, key: SketchKey | None) -> SketchKey:
-    """The key of the hashes, from the one of the two arguments that is given."""
+    """Return the key of the hashes, from the one of the two arguments that is given."""
     if seed is not None and key is None:
         check_whole("seed", seed, least=0)
         return SketchKey.from_integer(seed)
@@ -534,31 +502,34 @@ def key_from(seed: int | None, key: SketchKey | None) -> SketchKey:
 
 def method_from(
     method: str | Method, settings: dict[str, object], compression: float | None, *, dim: int,
-    cohort: int, control: int,
+    to: Transport | None,
 ) -> Method:  # fmt: skip
-    """The method as given, or built from its name, its settings and a compression.
+    """Return a method as it is, or build it from its name, its settings and a compression.
 
-    To be called right where a user's call arrives, which warnings are about.
+    Warns where control bytes are more than the compression leaves for the cells. To be called right
+    where a user's call arrives, which the warning is about.
     """
-    if isinstance(method, str):
-        if compression is not None:
-            settings = with_compression(
-                method, settings, compression, dim=dim, cohort=cohort, control=control
+    cohort, control = (1, 0) if to is None else (to.world, to.control_bytes)
+    if isinstance(method, Method):
+        if settings or compression is not None:
+            raise ArgumentError("settings must not be given with a method that has its own")
+        return method
+    if compression is not None:
+        settings = with_compression(method, settings, compression, dim=dim, cohort=cohort)
+        if (room := 4 * dim / compression) < control:
+            most = 4 * dim / (room + control)
+            warnings.warn(
+                f"compression={compression:g} leaves {room:.3g} bytes of {4 * dim:,} for the "
+                f"cells, and {control} more are for control: {most:.0f}x at the most",
+                stacklevel=3,
             )
-        return build_method(method, dim=dim, cohort=cohort, settings=settings)
-    if settings or compression is not None:
-        raise ArgumentError("settings must not be given with a method that has its own")
-    return method
+    return build_method(method, dim=dim, cohort=cohort, settings=settings)
 
 
 def with_compression(
-    name: str, settings: dict[str, object], compression: float, *, dim: int, cohort: int,
-    control: int,
-) -> dict[str, object]:  # fmt: skip
-    """Settings with the columns that a compression means, in bytes of the cells.
-
-    Warns where the bytes of `control`, which go beside them, are more.
-    """
+    name: str, settings: dict[str, object], compression: float, *, dim: int, cohort: int
+) -> dict[str, object]:
+    """Settings with the columns that a compression means, in bytes of the cells."""
     if "cols" not in settings_of(name):
         raise ArgumentError(f"compression is for methods with tables, got method={name!r}")
     if "cols" in settings:
@@ -574,10 +545,4 @@ def with_compression(
         bits = build_method(name, dim=dim, cohort=cohort, settings=settings).message_format.bits
         cols = math.floor(32 * dim / (bits * compression * rows))
         settings["cols"] = max(1, min(cols, dim))
-    if (room := 4 * dim / compression) < control:
-        warnings.warn(
-            f"compression={compression:g} leaves {room:.3g} bytes of {4 * dim:,} for the cells, "
-            f"and {control} more are for control: {4 * dim / (room + control):.0f}x at the most",
-            stacklevel=4,
-        )
     return settings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -44,6 +44,23 @@ def trained(model: nn.Module, *, trained: bool = True) -> dict[str, nn.Parameter
         for name, parameter in model.named_parameters()
         if parameter.requires_grad == trained and name not in ignored
     }
+
+
+def check_floating(parameters: Mapping[str, Tensor]) -> None:
+    """Raise an `ArgumentError` unless parameters are real numbers."""
+    for name, parameter in parameters.items():
+        if not parameter.is_floating_point():
+            raise ArgumentError(
+                f"parameters must be of real floating types, got {name} of type "
+                f"{parameter.dtype}; keep complex ones as two real parts (torch.view_as_real)"
+            )
+
+
+def check_shapes(name: str, tensors: Iterable[Tensor], wanted: Iterable[Tensor]) -> None:
+    """Raise a `MismatchError` unless tensors of a state have the shapes of those that are there."""
+    got, needed = ([tuple(tensor.shape) for tensor in group] for group in (tensors, wanted))
+    if got != needed:
+        raise MismatchError(f"{name} must have the shapes {needed}, got {got}")
 
 
 def local_part(tensor: Tensor, name: str = "a tensor") -> Tensor:
@@ -177,15 +194,9 @@ class LocalWeights:
         self.replicas = isinstance(model, DistributedDataParallel) and not alone
         if isinstance(model, DistributedDataParallel) and not alone:
             self.inside = [model.process_group]
-        meshes = []
-        for name, parameter in self.parameters.items():
-            if not parameter.is_floating_point():
-                raise ArgumentError(
-                    f"parameters must be of real floating types, got {name} of type "
-                    f"{parameter.dtype}; keep complex ones as two real parts (torch.view_as_real)"
-                )
-            if isinstance(parameter.data, tensors):
-                meshes.append(parameter.data.device_mesh)  # type: ignore[attr-defined]
+        check_floating(self.parameters)
+        values: list[Any] = [parameter.data for parameter in self.parameters.values()]
+        meshes = [value.device_mesh for value in values if isinstance(value, tensors)]  # type: ignore[attr-defined]
         if meshes:
             if self.replicas or any(mesh != meshes[0] for mesh in meshes):
                 raise ArgumentError(
@@ -294,6 +305,10 @@ class CommonWeights:
             torch.zeros(pieces[-1].places.stop, device=weights.device) for pieces in self._pieces
         ]
 
+    @property
+    def _kept(self) -> dict[str, list[Tensor]]:
+        return {"weights": self._values, "momentum": self._moments}
+
     def new_vector(self, fragment: int) -> Tensor:
         """Memory for a number for each weight of a fragment."""
         return new_result(self._moments[fragment], self._moments[fragment].shape)
@@ -352,22 +367,18 @@ class CommonWeights:
 
     def state_dict(self) -> dict[str, list[Tensor]]:
         """Copies of the weights and of the momentum."""
-        kept = {"weights": self._values, "momentum": self._moments}
-        return {name: [one.clone() for one in values] for name, values in kept.items()}
+        return {name: [value.clone() for value in kept] for name, kept in self._kept.items()}
 
     def check_state(self, state: Mapping[str, Sequence[Tensor]]) -> None:
         """Raise a `MismatchError` unless a state has tensors of these shapes."""
-        for name, own in (("weights", self._values), ("momentum", self._moments)):
-            found = [tuple(one.shape) for one in state.get(name, ())]
-            wanted = [tuple(one.shape) for one in own]
-            if found != wanted:
-                raise MismatchError(f"{name} must have the shapes {wanted}, got {found}")
+        for name, kept in self._kept.items():
+            check_shapes(name, state.get(name, ()), kept)
 
     def load_state_dict(self, state: Mapping[str, Sequence[Tensor]]) -> None:
         """Take over a state that was checked."""
-        for name, own in (("weights", self._values), ("momentum", self._moments)):
-            for one, value in zip(own, state[name], strict=True):
-                one.copy_(value)
+        for name, kept in self._kept.items():
+            for tensor, value in zip(kept, state[name], strict=True):
+                tensor.copy_(value)
 
     def _value(self, piece: WeightSlice) -> Tensor:
         return self._values[piece.parameter][piece.begin : piece.end]
