@@ -388,7 +388,7 @@ def test_a_run_is_over_when_enough_have_finished() -> None:
     assert list(first.rest()) == []
     assert second.missed() is None
     assert second.over
-    with pytest.raises(MismatchError, match="the run ended before round 0: 1 ranks have finished"):
+    with pytest.raises(MismatchError, match="the run ended before round 0: 1 ranks have called"):
         second.mean(ONES)
     first, second = two(timeout=0.1)
     first.store.min_ranks = 2

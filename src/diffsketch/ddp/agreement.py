@@ -190,47 +190,51 @@ def check_state(state: Any, settings: str, *, of: str, needed: Sequence[str]) ->
         raise MismatchError(f"the state must have {', '.join(missing)}")
 
 
+def check_settings(
+    settings: Mapping[str, str], digests: Mapping[int, Sequence[int]], *, rank: int,
+    failed: Sequence[int], doing: str,
+) -> None:  # fmt: skip
+    """Raise a `MismatchError` if a rank has failed, or has other `digests` than this rank's."""
+    if failed:
+        raise MismatchError(f"{_ranks(failed)} failed to {doing}, see the error there")
+    for place, (name, value) in enumerate(settings.items()):
+        expected = digests[rank][place]
+        if others := [number for number, row in digests.items() if row[place] != expected]:
+            raise MismatchError(
+                f"all ranks must have the same {name}, but {_differ(others)} from rank {rank}, "
+                f"which has {value}"
+            )
+
+
 def handshake(
-    group: dist.ProcessGroup | None,
-    settings: Mapping[str, str],
-    *,
-    failure: Exception | None = None,
-    share: bytes = bytes(8 * _SHARE_WORDS),
-    party: str = "",
-    doing: str = "start",
-) -> bytes:
+    group: dist.ProcessGroup | None, settings: Mapping[str, str], *, failure: Exception | None,
+    party: str, doing: str,
+) -> bytes:  # fmt: skip
     """Compare settings with all processes of a group: one gather of a fixed size.
 
     A process that is about to raise a `failure` takes part all the same, so that the others learn
     of it at once: they raise a `MismatchError` that names what it was `doing`. So do all where
     settings differ, or where two ranks have an account of the same `party`. Returns 32 bytes that
-    follow from the shares of all ranks, the same everywhere.
+    follow from random bytes of all ranks, the same everywhere.
     """
     words = [0 if failure is None else 1, digest_of(party), *map(digest_of, settings.values())]
     words += [0] * (2 + _MOST_SETTINGS - len(words))
-    shared = torch.frombuffer(bytearray(share), dtype=torch.int64)
-    row = torch.cat([torch.tensor(words), shared]).to(device_of(group))
+    share = bytearray(secrets.token_bytes(8 * _SHARE_WORDS))
+    row = torch.cat([torch.tensor(words), torch.frombuffer(share, dtype=torch.int64)])
+    row = row.to(device_of(group))
     gathered = [torch.empty_like(row) for _ in range(dist.get_world_size(group))]
     dist.all_gather(gathered, row, group=group)
     if failure is not None:
         raise failure
     table = torch.stack(gathered).cpu()
-    if failed := table[:, 0].nonzero().flatten().tolist():
-        raise MismatchError(f"{_ranks(failed)} failed to {doing}, see the error there")
+    check_settings(settings, dict(enumerate(table[:, 2:].tolist())), rank=dist.get_rank(group),
+                   failed=table[:, 0].nonzero().flatten().tolist(), doing=doing)  # fmt: skip
     parties = table[:, 1].tolist()
     if party and (alike := [r for r, name in enumerate(parties) if parties.count(name) > 1]):
         raise MismatchError(
             f"each rank must have an account of its own, but {_ranks(alike)} opened copies of the "
             "same one: account_file is the path of one party's file"
         )
-    rank = dist.get_rank(group)
-    for column, (name, value) in enumerate(settings.items(), start=2):
-        others = (table[:, column] != table[rank, column]).nonzero().flatten().tolist()
-        if others:
-            raise MismatchError(
-                f"all ranks must have the same {name}, but {_differ(others)} from rank {rank}, "
-                f"which has {value}"
-            )
     common = hashlib.blake2b(digest_size=32, person=b"ds-common-key")
     common.update(table[:, -_SHARE_WORDS:].contiguous().numpy().tobytes())
     return common.digest()
@@ -262,13 +266,9 @@ class Transport(ABC):
 
     @abstractmethod
     def agree(
-        self,
-        settings: Mapping[str, str],
-        *,
-        failure: Exception | None = None,
-        doing: str = "start",
-        party: str = "",
-    ) -> str:
+        self, settings: Mapping[str, str], *, failure: Exception | None = None,
+        doing: str = "start", party: str = "",
+    ) -> str:  # fmt: skip
         """Compare settings with other ranks; all raise, or none does.
 
         Returns the name of a new series of the account, which no earlier life of this rank has
@@ -331,38 +331,25 @@ class GroupTransport(Transport):
         self._sums: tuple[torch.dtype, SumPacking | None] | None = None
 
     def agree(
-        self,
-        settings: Mapping[str, str],
-        *,
-        failure: Exception | None = None,
-        doing: str = "start",
-        party: str = "",
-    ) -> str:
+        self, settings: Mapping[str, str], *, failure: Exception | None = None,
+        doing: str = "start", party: str = "",
+    ) -> str:  # fmt: skip
         """Make a `handshake` of the group."""
-        share = secrets.token_bytes(8 * _SHARE_WORDS)
-        common = handshake(
-            self.group, settings, failure=failure, share=share, party=party, doing=doing
-        )
-        return common.hex()
+        return handshake(self.group, settings, failure=failure, party=party, doing=doing).hex()
 
     def join(
-        self,
-        size: float | None,
-        *,
-        largest: bool,
-        round_index: int,  # noqa: ARG002
-        like: Tensor | None,
-    ) -> float | None:
+        self, size: float | None, *, largest: bool, round_index: int, like: Tensor | None  # noqa: ARG002
+    ) -> float | None:  # fmt: skip
         """Join sizes by an all-reduce of two numbers: the size, and the number of ranks with one.
 
         The maximum of the second is 1, by which the largest size may be divided as well.
         """
         absent = [-1e9 if largest else 0.0, 0.0]
-        sizes = torch.tensor(
-            absent if size is None else [size, 1.0], device=device_of(self.group, like)
+        sizes = torch.tensor(absent if size is None else [size, 1.0])
+        sizes = sizes.to(device_of(self.group, like))
+        dist.all_reduce(
+            sizes, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=self.group
         )
-        kind = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
-        dist.all_reduce(sizes, kind, group=self.group)
         total, count = sizes.tolist()
         return total / count if count else None
 

@@ -59,42 +59,33 @@ class Scaler(Protocol):
 
 
 def check_group_options(
-    method: Method,
-    claim: Claim,
-    transport: Transport,
-    *,
-    budget: Budget | None,
-    trusted_group: bool,
+    method: Method, claim: Claim, transport: Transport, *, trusted_group: bool,
     scaler: Scaler | None,
-) -> None:
+) -> None:  # fmt: skip
     """Raise unless the claim of a round holds for what the group does with its messages.
 
     Where the claim is proven, a gradient that is not finite counts as zeros, and no mean is ever
     NaN. A `GradScaler` would take that for success and raise its scale without end: then all
     gradients overflow, and the means are noise alone. So there the scale must stay what it is.
     """
-    check_release(method, claim, budget=budget)
     trust = claim.scope.trust
     if not (isinstance(claim, NoClaim) or trust is Trust.LOCAL):
         if not trusted_group:
             raise ArgumentError(
                 f"trusted_group must be True for method={method.name!r}: its claim is under "
-                f"{trust} trust, and an all-reduce shows messages and sums to all processes. With "
-                "it, the claim is about those who see only what comes of the means"
+                f"{trust} trust, and all processes see messages and sums"
             )
         if not transport.in_step:
             raise ArgumentError(
-                f"method={method.name!r} must claim under local trust in a StoreGroup: where ranks "
-                "may be left out, so may the noise that others rely on, got "
-                f"{trust} trust"
+                f"method={method.name!r} must claim under local trust in a StoreGroup, got {trust} "
+                "trust: where ranks may be left out, so may the noise that others rely on"
             )
     enabled = getattr(scaler, "is_enabled", None)
     if isinstance(claim, ProvenClaim) and callable(enabled) and enabled():
         raise ArgumentError(
-            "scaler must not change its scale where the claim is proven: there a gradient that "
-            "overflows counts as zeros, so that the scaler never learns of it, got an enabled "
-            f"{type(scaler).__name__}. Use bfloat16, which needs no scaler, or an object "
-            "whose get_scale() always returns the factor by which you multiply the loss"
+            "scaler must not change its scale where the claim is proven, as gradients that "
+            f"overflow count as zeros there, got an enabled {type(scaler).__name__}. Use bfloat16, "
+            "or an object whose get_scale() always returns your factor of the loss"
         )
 
 
@@ -167,18 +158,11 @@ class GroupMean(SavedByState):
     """
 
     def __init__(
-        self,
-        method: Method,
-        *,
-        key: SketchKey,
-        group: dist.ProcessGroup | Transport | None = None,
-        error_feedback: bool = False,
-        immediate: float | None = None,
-        budget: Budget | None = None,
-        trusted_group: bool = False,
-        scaler: Scaler | None = None,
-        account_file: str | Path | None = None,
-    ) -> None:
+        self, method: Method, *, key: SketchKey,
+        group: dist.ProcessGroup | Transport | None = None, error_feedback: bool = False,
+        immediate: float | None = None, budget: Budget | None = None, trusted_group: bool = False,
+        scaler: Scaler | None = None, account_file: str | Path | None = None,
+    ) -> None:  # fmt: skip
         self.method, self.trusted_group = method, trusted_group
         self.transport = transport_of(group)
         self.rank, self.world = self.transport.rank, self.transport.world
@@ -203,10 +187,10 @@ class GroupMean(SavedByState):
             cohort, needed = method.most_messages, f"be {self.world}, the number of ranks"
             check(cohort in (None, self.world), "cohort", needed, cohort)
             planned = method.claim_for(self.world, key.seed(0))
+            check_release(method, planned, budget=budget)
             check_group_options(
-                method, planned, self.transport, budget=budget, trusted_group=trusted_group,
-                scaler=scaler,
-            )  # fmt: skip
+                method, planned, self.transport, trusted_group=trusted_group, scaler=scaler
+            )
             opened = Account if account_file is None else partial(Account.open, account_file)
             self._account = opened(budget=budget, planned=planned)
             check_release(method, planned, budget=self._account.budget)  # the file may have one
@@ -465,9 +449,8 @@ class GroupMean(SavedByState):
             kind = vector.dtype if isinstance(vector, Tensor) else type(vector).__name__
             raise ArgumentError(f"vector must be a float32 or float64 tensor, got {kind}")
         if tuple(vector.shape) != (self.method.dim,):
-            raise MismatchError(
-                f"vector must have the shape ({self.method.dim},), got {tuple(vector.shape)}"
-            )
+            got = tuple(vector.shape)
+            raise MismatchError(f"vector must have the shape ({self.method.dim},), got {got}")
         self._like = vector.new_empty(0)
         if out is not None:
             check_out(out, self.method.dim, device=vector.device)
@@ -599,10 +582,8 @@ def all_reduce_mean(
     try:
         for tensor in tensors:
             if tensor.layout != torch.strided or not tensor.is_floating_point():
-                raise ArgumentError(
-                    "tensors must be dense and of a floating type, got a "
-                    f"{tensor.dtype} tensor with the layout {tensor.layout}"
-                )
+                kind = f"{tensor.dtype}, {tensor.layout}"
+                raise ArgumentError(f"tensors must be dense and of a floating type, got {kind}")
             if isinstance(tensor, sharded_kinds()[1]):
                 check_disjoint(mean.group, tensor.device_mesh.get_all_groups())  # type: ignore[attr-defined]
         parts = [local_part(tensor) for tensor in tensors]

@@ -34,8 +34,8 @@ from diffsketch.privacy.accounting.account import Budget
 from diffsketch.privacy.claim import Claim, Epsilon, NoClaim
 from diffsketch.sketch.hashing import SketchKey
 
-# A bucket's future and buffer, and its gradients with the place of each in the vector.
-_Pending: TypeAlias = tuple[Future[Tensor], Tensor, list[tuple[Tensor, int]]]
+# A bucket's future and buffer, and its parameters with their gradients.
+_Pending: TypeAlias = tuple[Future[Tensor], Tensor, list[tuple[Tensor, Tensor]]]
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -80,14 +80,12 @@ def check_averaged(model: nn.Module) -> None:
     values: list[Any] = [parameter.data for parameter in model.parameters()]
     if any(isinstance(part, modules + tensors) for part in [*model.modules(), *values]):
         raise ArgumentError(
-            "model must not be sharded: FSDP and tensor-parallel modules hold parts of their "
-            "parameters and average gradients by themselves, without DDP's hook. Shard inside a "
+            "model must not be sharded, as shards are averaged without DDP's hook: shard inside a "
             "machine with fully_shard and use diffsketch.ddp.LocalSteps between machines, with "
             "group= the ranks that hold the same shard"
         )
-    if getattr(model, "mixed_precision", None) is not None and (
-        isinstance(model, DistributedDataParallel)
-    ):
+    wrapped = isinstance(model, DistributedDataParallel)
+    if wrapped and getattr(model, "mixed_precision", None) is not None:
         raise ArgumentError(
             "mixed_precision of DistributedDataParallel must be None: it is a hook itself, and "
             "there can be one; use torch.autocast, or parameters of type bfloat16"
@@ -140,26 +138,26 @@ def check_wrapping(model: nn.Module, method: str) -> None:
     if not isinstance(model, DistributedDataParallel):
         raise ArgumentError(
             f"model must be wrapped in DistributedDataParallel before a state of method={method!r} "
-            "is made: what DDP sends beside the hook decides whether its claim holds, got "
-            f"{type(model).__name__}"
+            f"is made, as its claim is about all that DDP sends, got {type(model).__name__}"
         )
     check_nothing_else_is_sent(model, method)
     digest = named_digest(dict(model.module.named_parameters()))
     if _COMPARED + digest not in model.parameters_to_ignore:
-        raise ArgumentError(
-            f"the claim of method={method!r} does not cover all that is sent: "
-            "DistributedDataParallel gave rank 0's weights to all ranks, and nothing says that "
-            f"they had them before; {_WRAP}, and go on before weights change"
-        )
+        raise _uncovered(
+            method, "DistributedDataParallel gave rank 0's weights to all ranks, and nothing says "
+            f"that they had them before; {_WRAP}, and go on before weights change"
+        )  # fmt: skip
 
 
 def check_nothing_else_is_sent(model: nn.Module, method: str) -> None:
     """Raise an `ArgumentError` if DDP would send what the method's claim is not about."""
     for sends, what in _CHANNELS:
         if sends(model):
-            raise ArgumentError(
-                f"the claim of method={method!r} does not cover all that is sent: {what}"
-            )
+            raise _uncovered(method, what)
+
+
+def _uncovered(method: str, what: str) -> ArgumentError:
+    return ArgumentError(f"the claim of method={method!r} does not cover all that is sent: {what}")
 
 
 class HookState(SavedByState):
@@ -198,7 +196,6 @@ class HookState(SavedByState):
         self.mean = mean
         self._vector: Tensor | None = None
         self._pending: list[_Pending] = []  # buckets whose result is still to come
-        self._failure: Exception | None = None
         self._layout = ""
         with Caught() as caught:
             self._place(model)
@@ -209,17 +206,15 @@ class HookState(SavedByState):
         check_averaged(model)
         self._model = weakref.ref(model)  # the model has the state already
         self._parameters = trained(model)
-        self._places: dict[int, int] = {}
-        begin = 0
+        self._names = {id(parameter): name for name, parameter in self._parameters.items()}
+        self._places: dict[int, slice] = {}
+        end = 0
         for parameter in self._parameters.values():
-            self._places[id(parameter)] = begin
-            begin += parameter.numel()
+            self._places[id(parameter)] = slice(end, end + parameter.numel())
+            end += parameter.numel()
         dim = self.mean.method.dim
-        if begin != dim:
-            raise MismatchError(
-                f"the method must have dim={begin}, as the model has parameters that require a "
-                f"gradient, got dim={dim}"
-            )
+        if end != dim:
+            raise MismatchError(f"the method must have dim={end}, as the model has, got dim={dim}")
         shapes = [f"{name} {tuple(p.shape)} {p.dtype}" for name, p in self._parameters.items()]
         self._layout = f"{digest_of(chr(10).join(shapes)):016x}"
         self._claims = not isinstance(self.claim, NoClaim)
@@ -246,26 +241,23 @@ class HookState(SavedByState):
             MismatchError: The state belongs to other settings, another model or another rank, or
                 another rank cannot load its own. All ranks raise, and none has loaded anything.
         """
-        changed = isinstance(state, Mapping) and state.get("layout") != self._layout
-        text = (
-            "the state must be of a model with the same parameters, in their order, shapes and "
-            "types, but they have changed"
-        )
-        self.mean.load_state_dict(state, failure=MismatchError(text) if changed else None)
+        failure = None
+        if isinstance(state, Mapping) and state.get("layout") != self._layout:
+            failure = MismatchError(
+                "the state must be of a model with the same parameters, in their order, shapes and "
+                "types, but they have changed"
+            )
+        self.mean.load_state_dict(state, failure=failure)
 
     def take(self, bucket: Any) -> Future[Tensor]:
         """Take a bucket of the step; with the last one, all are averaged."""
-        buffer, parts = bucket.buffer(), []
         if bucket.index() == 0:  # a backward pass that was interrupted may have left some
-            self._pending, self._failure = [], None
-        try:
-            if bucket.index() == 0:
-                self._check_model()
-            parts = self._copied(bucket, buffer)
-        except Exception as error:  # raised with the last bucket, lest other ranks wait
-            self._failure = self._failure or error
-        future = _future_of(buffer)
-        self._pending.append((future, buffer, parts))
+            self._pending = []
+        buffer, parts = bucket.buffer(), []
+        if buffer.layout == torch.strided:
+            parts = [*zip(bucket.parameters(), bucket.gradients(), strict=True)]
+        self._pending.append((_future_of(buffer), buffer, parts))
+        future = self._pending[-1][0]
         if bucket.is_last():
             self._finish()
         return future
@@ -323,47 +315,29 @@ class HookState(SavedByState):
         try:
             with model.no_sync():  # an error would leave DDP in the middle of a step
                 yield
-            gradients = [
-                torch.zeros_like(each) if each.grad is None else each.grad.to_dense()
-                for each in parameters
-            ]
+            gradients = [torch.zeros_like(p) if p.grad is None else p.grad.to_dense()
+                         for p in parameters]  # fmt: skip
         except Exception as error:
             if not self.mean.proven:
                 self.mean.fail(error, like=parameters[0])
             LOGGER.exception("the step counts as zeros, with its noise, since its code raised")
-            gradients = [torch.zeros_like(each) for each in parameters]
+            gradients = [torch.zeros_like(parameter) for parameter in parameters]
         all_reduce_mean(gradients, self.mean)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
 
-    def _copied(self, bucket: Any, buffer: Tensor) -> list[tuple[Tensor, int]]:
-        """Copy the gradients to their places."""
-        if buffer.layout != torch.strided:
-            raise ArgumentError(f"gradients must be dense, got a {buffer.layout} tensor")
-        if self._vector is None or self._vector.device != buffer.device:
-            self._vector = torch.zeros(self.mean.method.dim, device=buffer.device)
-        parts = []
-        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
-            begin = self._places.get(id(parameter))
-            if begin is None:
-                raise MismatchError(
-                    f"a parameter of the shape {tuple(parameter.shape)} was not there, or required "
-                    "no gradient, when the hook's state was made: make a new state, and wrap the "
-                    "module in DDP anew"
-                )
-            self._vector[begin : begin + gradient.numel()].copy_(gradient.reshape(-1))
-            parts.append((gradient, begin))
-        return parts
-
     def _finish(self) -> None:
-        """Average the vector, copy the mean to the buckets and complete their futures."""
+        """Average the gradients of all buckets in place, and complete their futures."""
         pending, self._pending = self._pending, []
         try:
-            mean = self._averaged(pending)
-            for _, _, parts in pending:
-                for gradient, begin in parts:
-                    part = mean[begin : begin + gradient.numel()]
-                    gradient.copy_(part.view(gradient.shape))
+            try:  # all that can fail at this rank alone
+                self._check_model()
+                vector, places = self._gathered(pending)
+            except Exception as error:
+                self.mean.fail(error, layout=self._layout, like=pending[0][1])
+            self.mean.mean(vector, layout=self._layout, out=vector)
+            for gradient, place in places:
+                gradient.copy_(vector[place].view(gradient.shape))
         except Exception as error:
             for future, _, _ in pending:
                 future.set_exception(error)  # type: ignore[arg-type]
@@ -371,28 +345,31 @@ class HookState(SavedByState):
         for future, buffer, _ in pending:
             future.set_result(buffer)
 
-    def _averaged(self, pending: Sequence[_Pending]) -> Tensor:
-        filled = {begin for _, _, parts in pending for _, begin in parts}
-        missing = [
-            name
-            for name, parameter in self._parameters.items()
-            if self._places[id(parameter)] not in filled
-        ]
-        failure = self._failure
-        if failure is None and missing:
-            more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
-            failure = MismatchError(
-                f"DDP has no gradients of {', '.join(missing[:_NAMED])}{more}: the hook's state is "
+    def _gathered(self, pending: Sequence[_Pending]) -> tuple[Tensor, list[tuple[Tensor, slice]]]:
+        """Copy the gradients to one vector, and return it with the place of each."""
+        device, missing = pending[0][1].device, dict(self._names)
+        if self._vector is None or self._vector.device != device:
+            self._vector = torch.zeros(self.mean.method.dim, device=device)
+        places = []
+        for _, buffer, parts in pending:
+            if buffer.layout != torch.strided:
+                raise ArgumentError(f"gradients must be dense, got a {buffer.layout} tensor")
+            for parameter, gradient in parts:
+                if missing.pop(id(parameter), None) is None:
+                    raise MismatchError(
+                        f"a parameter of the shape {tuple(parameter.shape)} was not trained when "
+                        "the hook's state was made: make a new state, and wrap the module anew"
+                    )
+                places.append((gradient, self._places[id(parameter)]))
+                self._vector[places[-1][1]].copy_(gradient.reshape(-1))
+        if missing:
+            names = list(missing.values())
+            more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+            raise MismatchError(
+                f"DDP has no gradients of {', '.join(names[:_NAMED])}{more}: the hook's state is "
                 "of another model, or was made before parameters were frozen"
             )
-        if failure is None and self._vector is None:
-            failure = MismatchError("a step must have gradients, got none")
-        if failure is not None or self._vector is None:
-            self._failure = None
-            assert failure is not None  # noqa: S101 (for the type checker)
-            like = pending[0][1] if pending else None
-            self.mean.fail(failure, layout=self._layout, like=like)
-        return self.mean.mean(self._vector, layout=self._layout, out=self._vector)
+        return self._vector, places
 
 
 def sketch_hook(
@@ -434,21 +411,12 @@ def keeps_own_gradients(model: nn.Module) -> bool:
 
 
 def sketch_state(
-    model: nn.Module,
-    method: str | Method,
-    *,
-    seed: int | None = None,
-    key: SketchKey | None = None,
-    compression: float | None = None,
-    group: dist.ProcessGroup | None = None,
-    error_feedback: bool = False,
-    immediate: float | None = None,
-    budget: Budget | None = None,
-    trusted_group: bool = False,
-    scaler: Scaler | None = None,
-    account_file: str | Path | None = None,
-    **settings: object,
-) -> HookState:
+    model: nn.Module, method: str | Method, *, seed: int | None = None,
+    key: SketchKey | None = None, compression: float | None = None,
+    group: dist.ProcessGroup | None = None, error_feedback: bool = False,
+    immediate: float | None = None, budget: Budget | None = None, trusted_group: bool = False,
+    scaler: Scaler | None = None, account_file: str | Path | None = None, **settings: object,
+) -> HookState:  # fmt: skip
     """The state of `sketch_hook` for a model. All processes must make it, at the same point.
 
     Args:

@@ -195,12 +195,14 @@ class LocalSteps(SavedByState):
         self._loaded, self._warned = False, False
         self._every, self._delay = every, delay
         self._outer_lr, self._outer_momentum = outer_lr, outer_momentum
-        self._transport: Transport | None = None
+        transport: Transport | None = None
+        self._in_step = True  # whether all ranks make the same exchanges: not so with a store
         self._inside: list[dist.ProcessGroup] = []
         self._sends = True
         means: list[GroupMean] = []
         with Caught() as caught:
-            self._transport = transport_of(group)
+            transport = transport_of(group)
+            self._in_step = transport.in_step
             if not isinstance(method, str | Method):
                 kind = type(method).__name__
                 raise ArgumentError(f"method must be a name or a Method, got {kind}")
@@ -223,21 +225,17 @@ class LocalSteps(SavedByState):
                 compression = _compression_of(method, compression, settings)
                 for dim in dims:  # here, so that warnings are about the user's line
                     methods.append(  # noqa: PERF401
-                        method_from(method, settings, compression, dim=dim, to=self._transport)
+                        method_from(method, settings, compression, dim=dim, to=transport)
                     )
                 self._check_exchange(model, methods, dims)
-        if (
-            self._inside
-            and isinstance(self._transport, GroupTransport)
-            and self._transport.rank >= 0
-        ):
+        if self._inside and isinstance(transport, GroupTransport) and transport.rank >= 0:
             # All ranks find this without being told: no collective would go well.
-            check_disjoint(self._transport.group, self._inside)
+            check_disjoint(transport.group, self._inside)
         failure = caught.error
         if self._sends:
             with Caught() as caught:
                 if failure is not None:  # ranks with another group may still be told by the default
-                    fail_together(None if self._transport is None else group, failure)
+                    fail_together(None if transport is None else group, failure)
                 options: dict[str, Any] = {
                     "error_feedback": error_feedback, "immediate": immediate, "budget": budget,
                     "trusted_group": trusted_group, "account_file": account_file, "group": group,
@@ -260,11 +258,6 @@ class LocalSteps(SavedByState):
             )
             for index in range(fragments)
         ]  # fmt: skip
-
-    @property
-    def _in_step(self) -> bool:
-        """Whether all ranks make the same exchanges: not so with a store."""
-        return self._transport is None or self._transport.in_step
 
     @property
     def payload_bytes(self) -> int:
@@ -455,10 +448,8 @@ class LocalSteps(SavedByState):
         sharded = bool(self._inside) and not self._weights.replicas
         for fragment_method, dim in zip(methods, dims, strict=True):
             if fragment_method.dim != dim:
-                raise MismatchError(
-                    f"the method must have dim={dim}, as this rank sends at a time, got "
-                    f"dim={fragment_method.dim}"
-                )
+                got = fragment_method.dim
+                raise MismatchError(f"the method must have dim={dim} for a fragment, got dim={got}")
         if not self._in_step:
             if sharded:
                 raise ArgumentError(
@@ -553,29 +544,16 @@ class LocalSteps(SavedByState):
         """Wait for the result of an exchange that is under way."""
         wait, fragment.wait = fragment.wait, None
         if wait is not None:
-            with self._noting() as caught:
+            with Caught() as caught:
                 fragment.mean_change = wait()
             fragment.failure = caught.error
-
-    @contextmanager
-    def _noting(self) -> Iterator[Caught]:
-        """Catch an error, and note what ranks compare."""
-        with Caught() as caught:
-            yield caught
-        if caught.error is not None:
-            caught.error.add_note(
-                "the layout is that of the parameters, the steps that were made "
-                f"({self.steps} here) and the weights in common"
-            )
 
     def _apply(self, fragment: _Fragment) -> None:
         """Make the outer step of a fragment whose exchange is due."""
         self._await(fragment)
         failure, fragment.failure = fragment.failure, None
         try:
-            status = self._status_of_all(
-                _status(fragment.mean_change), failure, "exchange its weights"
-            )
+            status = self._status_of_all(_status(fragment), failure, "exchange its weights")
         except Exception:  # the steps since are sent with the next exchange
             fragment.at = fragment.sent = fragment.mean_change = None
             raise
@@ -583,7 +561,7 @@ class LocalSteps(SavedByState):
 
     def _meet(self, fragment: _Fragment) -> None:
         """Compare steps and weights in common with other ranks that have nothing to send either."""
-        with self._noting() as caught:
+        with Caught() as caught:
             if fragment.mean is not None:
                 like = torch.empty(0, device=self._weights.device)
                 fragment.mean.meet(layout=self._layout_of(fragment), like=like)
@@ -597,9 +575,7 @@ class LocalSteps(SavedByState):
             with Caught() as caught:
                 if self._sends:
                     fragment.mean_change = next(rounds, None)
-            status = self._status_of_all(
-                _status(fragment.mean_change), caught.error, "exchange its weights"
-            )
+            status = self._status_of_all(_status(fragment), caught.error, "exchange its weights")
             if status == _NOTHING:
                 return
             self._take(fragment, status)
@@ -672,6 +648,8 @@ class LocalSteps(SavedByState):
             dist.all_reduce(flag, dist.ReduceOp.MAX, group=group)
             status = int(flag.item())
         if failure is not None:
+            if self.steps and isinstance(failure, MismatchError):
+                failure.add_note(f"the layout here: parameters, {self.steps} steps, common weights")
             raise failure
         if status == _FAILED:
             raise MismatchError(f"another rank of this machine failed to {doing}, see there")
@@ -680,9 +658,7 @@ class LocalSteps(SavedByState):
     def _sender(self) -> GroupMean:
         """The mean of a rank that sends its whole difference at once, as all that claim do."""
         if not self.means:
-            raise ArgumentError(
-                "this rank sends nothing: ask the first rank of its DistributedDataParallel"
-            )
+            raise ArgumentError("this rank sends nothing: ask the first rank of its DDP")
         return self.means[0]
 
     def _settings(self) -> str:
@@ -707,10 +683,10 @@ class LocalSteps(SavedByState):
                 raise MismatchError(f"{name} of the state must be a list of {count} mappings")
 
 
-def _status(mean_change: Tensor | None) -> int:
-    if mean_change is None:
+def _status(fragment: _Fragment) -> int:
+    if fragment.mean_change is None:
         return _NOTHING
-    return _NOT_FINITE if bool(mean_change[:1].isnan()) else _MEAN
+    return _NOT_FINITE if bool(fragment.mean_change[:1].isnan()) else _MEAN
 
 
 def _fragment_key(key: SketchKey, index: int) -> SketchKey:

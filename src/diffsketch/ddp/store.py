@@ -27,7 +27,14 @@ import torch
 from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from diffsketch.ddp.agreement import RankReport, RankStatus, Reports, Transport, digest_of
+from diffsketch.ddp.agreement import (
+    RankReport,
+    RankStatus,
+    Reports,
+    Transport,
+    check_settings,
+    digest_of,
+)
 from diffsketch.ddp.group import GroupMean
 from diffsketch.errors import ArgumentError, MismatchError, check, check_positive, check_whole
 from diffsketch.methods.base import Method
@@ -134,13 +141,9 @@ class StoreGroup(Transport):
         return "over" in self.settle(f"{index}/present", {"over": True})
 
     def agree(
-        self,
-        settings: Mapping[str, str],
-        *,
-        failure: Exception | None = None,
-        doing: str = "start",
-        party: str = "",  # noqa: ARG002
-    ) -> str:
+        self, settings: Mapping[str, str], *, failure: Exception | None = None,
+        doing: str = "start", party: str = "",  # noqa: ARG002
+    ) -> str:  # fmt: skip
         """Compare settings with those of the ranks that are there: `min_ranks` at least.
 
         What a rank has compared stays in the store, for those that come later. A state is loaded by
@@ -155,9 +158,9 @@ class StoreGroup(Transport):
 
     def _compare(self, settings: Mapping[str, str], *, failed: bool) -> None:
         name, self._agreements = f"start/{self._agreements}", self._agreements + 1
-        digests = {key: digest_of(value) for key, value in settings.items()}
+        row = {"failed": failed} | {key: digest_of(value) for key, value in settings.items()}
         self.store.delete_key(f"finished/{self.rank}")  # if it was here before
-        self.store.set(f"{name}/{self.rank}", json.dumps({"failed": failed} | digests))
+        self.store.set(f"{name}/{self.rank}", json.dumps(row))
         if failed:
             return
         if not self.until(lambda: len(self.with_key(name)) >= self.min_ranks, seconds=self.timeout):
@@ -165,25 +168,15 @@ class StoreGroup(Transport):
                 f"min_ranks={self.min_ranks} must start within {self.timeout:g} seconds, and only "
                 f"{self.with_key(name)} did"
             )
-        for rank in self.with_key(name):
-            other = self.read(f"{name}/{rank}")
-            if other.pop("failed"):
-                raise MismatchError(f"rank {rank} failed to start, see the error there")
-            for key, value in settings.items():
-                if other.get(key) != digests[key]:
-                    raise MismatchError(
-                        f"all ranks must have the same {key}, but rank {rank} differs from rank "
-                        f"{self.rank}, which has {value}"
-                    )
+        rows = {rank: self.read(f"{name}/{rank}") for rank in self.with_key(name)}
+        # A rank that failed, or another program, has other names.
+        digests = {rank: [row.get(key) for key in settings] for rank, row in rows.items()}
+        check_settings(settings, digests, rank=self.rank, doing="start",
+                       failed=[rank for rank, row in rows.items() if row["failed"]])  # fmt: skip
 
     def join(
-        self,
-        size: float | None,
-        *,
-        largest: bool,
-        round_index: int,
-        like: Tensor | None,  # noqa: ARG002
-    ) -> float | None:
+        self, size: float | None, *, largest: bool, round_index: int, like: Tensor | None  # noqa: ARG002
+    ) -> float | None:  # fmt: skip
         """Join the sizes of the ranks that are there in time, by whoever proposes first."""
         name = f"{round_index}/size"
         self.store.set(f"{name}/{self.rank}", json.dumps(size))
@@ -197,9 +190,7 @@ class StoreGroup(Transport):
         )
         written = [self.read(f"{name}/{rank}") for rank in there()]
         sizes = [value for value in written if value is not None]
-        common = None
-        if sizes:
-            common = max(sizes) if largest else sum(sizes) / len(sizes)
+        common = (max(sizes) if largest else sum(sizes) / len(sizes)) if sizes else None
         settled: float | None = self.settle(f"{name}/common", common)
         return settled
 
@@ -213,8 +204,7 @@ class StoreGroup(Transport):
             method.message_format, cells, round_index=index, fingerprint=seed.fingerprint,
             sender=self.rank,
         )  # fmt: skip
-        data: Any = wire.to_bytes(agreed=True)
-        store.set(f"{index}/cells/{self.rank}", data)
+        store.set(f"{index}/cells/{self.rank}", wire.to_bytes(agreed=True))  # type: ignore[arg-type]
         told = [report.round_index, report.settings, report.status.name]
         store.set(f"{index}/report/{self.rank}", json.dumps(told))
 
@@ -270,7 +260,7 @@ class StoreGroup(Transport):
         decided = self.read(f"{index}/present")
         if "over" in decided:
             raise RunOver(
-                f"the run ended before round {index}: {self.min_ranks} ranks have finished"
+                f"the run ended before round {index}: {self.min_ranks} ranks have called finish()"
             )
         return {int(rank): _report_of(told) for rank, told in decided["reports"].items()}
 
@@ -284,10 +274,8 @@ class StoreGroup(Transport):
         name = f"{index}/total"
         about: dict[str, Any] = {"round_index": index, "fingerprint": seed.fingerprint}
         if not make and self.until(lambda: self.has(name), seconds=self.wait):
-            data = self.store.get(name)
-            read = Message.from_agreed(
-                data, method.total_format, sender=SERVER, most=self.world, **about
-            )
+            form, data = method.total_format, self.store.get(name)
+            read = Message.from_agreed(data, form, sender=SERVER, most=self.world, **about)
             if read.count != len(reports):
                 raise WireError(f"the sum is of {read.count} messages, and not of {len(reports)}")
             return read.cells
@@ -301,11 +289,9 @@ class StoreGroup(Transport):
             total += message
         total = method.reduced(total)
         if not total.is_floating_point() or bool(torch.isfinite(total).all()):
-            sum_message = Message(
-                method.total_format, total, sender=SERVER, count=len(reports), **about
-            )
-            published: Any = sum_message.to_bytes(agreed=True)
-            self.store.set(name, published)
+            published = Message(method.total_format, total, sender=SERVER, count=len(reports),
+                                **about)  # fmt: skip
+            self.store.set(name, published.to_bytes(agreed=True))  # type: ignore[arg-type]
         # Messages of the round before may still be summed by a slow rank.
         old = [f"{index - 2}/{kind}/{rank}" for kind in ("cells", "report")
                for rank in range(self.world)]  # fmt: skip
@@ -405,16 +391,13 @@ class StoreMean(GroupMean):
         """
         store = self.store
         store.store.set(f"finished/{self.rank}", "")
+
+        def changed() -> bool:
+            return store.has(f"{self._round_index}/present") or store.closes(self._round_index)
+
         while not self.over:
             if (mean := self.missed()) is not None:
                 yield mean
-                continue
-
-            def changed() -> bool:
-                return store.has(f"{self._round_index}/present") or store.closes(self._round_index)
-
-            if not store.until(changed, seconds=store.timeout):
-                raise MismatchError(
-                    f"min_ranks={store.min_ranks} must finish within {store.timeout:g} seconds, "
-                    f"and {store.active} have not"
-                )
+            elif not self.over and not store.until(changed, seconds=store.timeout):
+                enough = f"min_ranks={store.min_ranks} must finish within {store.timeout:g} seconds"
+                raise MismatchError(f"{enough}, and {store.active} have not")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -92,14 +91,12 @@ def check_disjoint(group: dist.ProcessGroup | None, inside: Sequence[dist.Proces
     """
     ranks = dist.get_process_group_ranks
     others = set(ranks(dist.group.WORLD if group is None else group)) - {dist.get_rank()}
-    for one in inside:
-        if common := others & set(ranks(one)):
+    for group_inside in inside:
+        if common := others & set(ranks(group_inside)):
             raise ArgumentError(
                 "model must not be averaged or sharded over the ranks of group, got rank "
-                f"{min(common)} in both: give the bare module, or wrap it over the ranks of one "
-                "machine (process_group=, or the mesh of fully_shard), and as group= those that "
-                "hold the same part in other machines; where DDP cannot be left out, register its "
-                "hook diffsketch.ddp.own_gradients"
+                f"{min(common)} in both: wrap it over one machine, and give as group= the ranks "
+                "that hold the same part elsewhere; or register the hook own_gradients with DDP"
             )
 
 
@@ -143,19 +140,12 @@ def named_digest(parameters: Mapping[str, nn.Parameter]) -> str:
     return f"{digest_of(chr(10).join(lines)):016x}"
 
 
-@dataclass(frozen=True)
-class WeightSlice:
-    """Coordinates `begin` to `end` of one parameter, and where they are in a fragment."""
+class WeightSlice(NamedTuple):
+    """Coordinates of one parameter, and their places in a fragment."""
 
     parameter: int
-    begin: int
-    end: int
-    place: int
-
-    @property
-    def places(self) -> slice:
-        """Their places in the fragment."""
-        return slice(self.place, self.place + self.end - self.begin)
+    span: slice
+    places: slice
 
 
 class LocalWeights:
@@ -191,9 +181,9 @@ class LocalWeights:
             )
         self.parameters, self._model = trained(model), weakref.ref(model)
         self.inside: list[dist.ProcessGroup] = []
-        self.replicas = isinstance(model, DistributedDataParallel) and not alone
+        self.replicas = False
         if isinstance(model, DistributedDataParallel) and not alone:
-            self.inside = [model.process_group]
+            self.inside, self.replicas = [model.process_group], True
         check_floating(self.parameters)
         values: list[Any] = [parameter.data for parameter in self.parameters.values()]
         meshes = [value.device_mesh for value in values if isinstance(value, tensors)]  # type: ignore[attr-defined]
@@ -260,18 +250,18 @@ class LocalWeights:
         return [local_part(one, name) for name, one in self.parameters.items()]
 
     def pieces(self, fragments: int) -> list[list[WeightSlice]]:
-        """Cut the vector into so many fragments of nearly the same length."""
+        """Cut the vector into `fragments` parts of nearly the same length."""
         bounds = [self.dim * index // fragments for index in range(fragments + 1)]
-        found: list[list[WeightSlice]] = [[] for _ in range(fragments)]
+        pieces: list[list[WeightSlice]] = [[] for _ in range(fragments)]
         start = 0
         for number, part in enumerate(self.parts):
             for index, (low, high) in enumerate(pairwise(bounds)):
                 begin, end = max(low, start), min(high, start + part.numel())
                 if begin < end:
-                    piece = WeightSlice(number, begin - start, end - start, begin - low)
-                    found[index].append(piece)
+                    span, places = slice(begin - start, end - start), slice(begin - low, end - low)
+                    pieces[index].append(WeightSlice(number, span, places))
             start += part.numel()
-        return found
+        return pieces
 
 
 class CommonWeights:
@@ -318,7 +308,7 @@ class CommonWeights:
         parts, found = self._weights.parts, self.new_vector(fragment)
         for piece in self._pieces[fragment]:
             common, part = self._value(piece), parts[piece.parameter]
-            now = part.reshape(-1)[piece.begin : piece.end]
+            now = part.reshape(-1)[piece.span]
             shown = common.to(part.dtype).to(common.dtype)
             torch.sub(shown, now.to(common.dtype), out=found[piece.places])
         return found
@@ -341,7 +331,7 @@ class CommonWeights:
             if change is not None:
                 common.sub_(change[piece.places])
             flat = part.reshape(-1)  # the same memory, or a copy where the part has gaps
-            target = flat[piece.begin : piece.end]
+            target = flat[piece.span]
             if change is not None and sent is not None:
                 kept = target.to(common.dtype) + (sent[piece.places] - change[piece.places])
                 target.copy_(kept)
@@ -381,4 +371,4 @@ class CommonWeights:
                 tensor.copy_(value)
 
     def _value(self, piece: WeightSlice) -> Tensor:
-        return self._values[piece.parameter][piece.begin : piece.end]
+        return self._values[piece.parameter][piece.span]
