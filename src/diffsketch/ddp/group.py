@@ -197,7 +197,7 @@ class GroupMean(SavedByState):
             if error_feedback:
                 self._feedback = ErrorFeedback(method, planned, immediate=immediate)
             self._limit_agreed = not self._wants_limit
-            # Formatted once: the method's text is the longest part of what a round compares.
+            # Of all that ranks compare in a round, the method's text is formatted and hashed once.
             self._begun = begin_digest(f"{_PROTOCOL} {method} ")
             feedback = self._feedback
             memory = "False" if feedback is None else f"immediate={feedback.immediate!r}"
@@ -274,7 +274,7 @@ class GroupMean(SavedByState):
         """
         index, feedback = self._round_index, self._feedback
         seed = self._key.seed(index)
-        compared = f"{seed.fingerprint.hex()} "
+        fingerprint = seed.fingerprint.hex()
         try:  # all that can fail at this rank alone, before ranks agree on a limit
             self._check_vectors(vector, out)
             claim = self.method.claim_for(self.world, seed)
@@ -292,7 +292,8 @@ class GroupMean(SavedByState):
         # Under a proof, the status would tell about the data.
         status_told = not (finite or isinstance(claim, ProvenClaim))
         status = RankStatus.NOT_FINITE if status_told else RankStatus.FINE
-        own = self._report(index, f"{compared}{scale!r} {layout}", status)
+        compared = f"{self.method.round_clip!r} {fingerprint} {scale!r} {layout}"
+        own = RankReport.of(index, digest_of(compared, self._begun), status)
         wait = self.transport.send(message, own, method=self.method, seed=seed)
 
         def finish() -> Tensor:
@@ -345,17 +346,13 @@ class GroupMean(SavedByState):
         index, like = self._round_index, self._like if like is None else like
         self._agree_on_limit(None, like=like)
         seed = self._key.seed(index)
-        own = self._report(index, f"{seed.fingerprint.hex()} {1.0!r} {layout}", status)
+        compared = f"{self.method.round_clip!r} {seed.fingerprint.hex()} {1.0!r} {layout}"
+        own = RankReport.of(index, digest_of(compared, self._begun), status)
         zeros = self._zeros(device_of(self.group, like))
         _, reports = self.transport.send(zeros, own, method=self.method, seed=seed)()
         if any(told is None or told.status is not status for told in reports.values()):
             self._round_index = index + 1
         return own, reports
-
-    def _report(self, index: int, compared: str, status: RankStatus) -> RankReport:
-        """Report of a round, with a digest of all that has to be the same on all ranks in it."""
-        settings = digest_of(f"{self.method.round_clip!r} {compared}", self._begun)
-        return RankReport.of(index, settings, status)
 
     def _zeros(self, device: torch.device) -> Tensor:
         """Cells that add nothing to a sum."""
