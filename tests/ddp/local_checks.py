@@ -441,8 +441,8 @@ def wrapped(rank: int) -> None:
         ),
         (norm, True, {}, ""),
     )  # fmt: skip
-    for module, compared, options, text in tries:
-        outer = DistributedDataParallel(same_weights(module) if compared else module, **options)
+    for layers, compared, options, text in tries:
+        outer = DistributedDataParallel(same_weights(layers) if compared else layers, **options)
         outer.register_comm_hook(None, own_gradients)
         error = error_of(partial(local_of, outer, **PROVEN))
         assert text in error

@@ -1,4 +1,4 @@
-"""How ranks reach each other: reports of a round, failing together, and the transport of a mean."""
+"""Transport between the ranks of a mean: reports of a round, and failing together."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def check_reports(reports: Reports, own: RankReport, *, rank: int) -> None:
             "with the sum"
         )
     if len({report.round_index for report in read.values()}) > 1:
-        rounds = [f"rank {number} is in round {one.round_index}" for number, one in read.items()]
+        rounds = [f"rank {number} is in round {told.round_index}" for number, told in read.items()]
         raise MismatchError(f"all ranks must be in the same round, but {', '.join(rounds)}")
     if others := [number for number, report in read.items() if report.settings != own.settings]:
         raise MismatchError(

@@ -283,6 +283,7 @@ class GroupMean(SavedByState):
             mixed = unscaled if feedback is None else feedback.mixed(unscaled)
         except Exception as error:
             self.fail(error, layout=layout, like=vector if isinstance(vector, Tensor) else None)
+        # Outside of both: this is a collective, which a rank that fails takes part in as well.
         self._agree_on_limit(unscaled)
         try:
             message, finite = self._released(mixed, seed, claim)
@@ -293,17 +294,18 @@ class GroupMean(SavedByState):
         status_told = not (finite or isinstance(claim, ProvenClaim))
         status = RankStatus.NOT_FINITE if status_told else RankStatus.FINE
         compared = f"{self.method.round_clip!r} {fingerprint} {scale!r} {layout}"
-        own = RankReport.of(index, digest_of(compared, self._begun), status)
-        wait = self.transport.send(message, own, method=self.method, seed=seed)
+        report = RankReport.of(index, digest_of(compared, self._begun), status)
+        wait = self.transport.send(message, report, method=self.method, seed=seed)
 
         def finish() -> Tensor:
             total, reports = wait()
-            check_reports(reports, own, rank=self.rank)
+            check_reports(reports, report, rank=self.rank)
             self.present = self.rank in reports
             all_finite = all(told and told.status is RankStatus.FINE for told in reports.values())
             if not all_finite or (total.is_floating_point() and not is_finite(total)):
                 target = torch.empty_like(vector, dtype=torch.float32) if out is None else out
                 return target.fill_(math.nan)
+            # A message that is not in the mean was not applied: all of it is sent again.
             if feedback is not None and finite and self.present:
                 rounded = isinstance(self.method, RoundedTables)
                 table = self.method.mean_table(message, 1) if rounded else message  # type: ignore[attr-defined]
@@ -335,9 +337,9 @@ class GroupMean(SavedByState):
         Raises:
             MismatchError: Ranks disagree, or another one has begun a round. All ranks raise.
         """
-        own, reports = self._send_nothing(RankStatus.IDLE, layout, like)
+        report, reports = self._send_nothing(RankStatus.IDLE, layout, like)
         self._limit_round = -1
-        check_reports(reports, own, rank=self.rank)
+        check_reports(reports, report, rank=self.rank)
 
     def _send_nothing(
         self, status: RankStatus, layout: str, like: Tensor | None
@@ -347,12 +349,12 @@ class GroupMean(SavedByState):
         self._agree_on_limit(None, like=like)
         seed = self._key.seed(index)
         compared = f"{self.method.round_clip!r} {seed.fingerprint.hex()} {1.0!r} {layout}"
-        own = RankReport.of(index, digest_of(compared, self._begun), status)
+        report = RankReport.of(index, digest_of(compared, self._begun), status)
         zeros = self._zeros(device_of(self.group, like))
-        _, reports = self.transport.send(zeros, own, method=self.method, seed=seed)()
+        _, reports = self.transport.send(zeros, report, method=self.method, seed=seed)()
         if any(told is None or told.status is not status for told in reports.values()):
             self._round_index = index + 1
-        return own, reports
+        return report, reports
 
     def _zeros(self, device: torch.device) -> Tensor:
         """Cells that add nothing to a sum."""

@@ -350,6 +350,7 @@ class HookState(SavedByState):
         device, missing = pending[0][1].device, dict(self._names)
         if self._vector is None or self._vector.device != device:
             self._vector = torch.zeros(self.mean.method.dim, device=device)
+        # The vector is used again in every step, so all of its places must be written anew.
         places = []
         for _, buffer, parts in pending:
             if buffer.layout != torch.strided:

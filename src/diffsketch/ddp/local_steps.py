@@ -76,7 +76,7 @@ class _Fragment:
     level: int | None = None  # step since which nothing but its last exchange has changed it
 
     def state_dict(self) -> dict[str, Any]:
-        """What is known of the exchange, which must have been waited for."""
+        """State of the exchange, which must have been waited for."""
         kept = {"at": self.at, "level": self.level, "sent": self.sent, "found": self.mean_change}
         return {
             name: value.clone() if isinstance(value, Tensor) else value
@@ -125,7 +125,7 @@ class LocalSteps(SavedByState):
 
     *Fragments.* With `fragments` of `p`, the weights are cut into `p` parts of the same length,
     and one is exchanged every `every / p` steps, so that the link is used evenly. With a `delay`,
-    an exchange runs while the next steps are made, and is applied so many steps later: the rank
+    an exchange runs while the next steps are made, and is applied `delay` steps later: the rank
     keeps the steps that it made meanwhile, `w = w + x_new - w_sent`, and sends them the next time.
     What is computed does not depend on when messages arrive. The first exchange of a fragment
     waits, where ranks agree on the limit of cells of few bits.
@@ -252,6 +252,7 @@ class LocalSteps(SavedByState):
             self._weights, fragments=fragments, lr=outer_lr, momentum=outer_momentum
         )
         self._fragments = [
+            # Spread evenly over `every` steps; the last fragment is due when they are done.
             _Fragment(
                 index, offset=(index + 1) * every // fragments % every,
                 mean=means[index] if means else None,
@@ -584,6 +585,7 @@ class LocalSteps(SavedByState):
         """Means of the rounds that this rank has to apply now, each after the one before it."""
         fragment, late = self._fragments[0], False
         mean: Any = fragment.mean
+        # A rank that was left out sends as soon as others do, or it would be late again.
         early = not due and self._behind and mean.awaited
         if not (due or early):
             return
@@ -598,6 +600,8 @@ class LocalSteps(SavedByState):
         while (change := mean.missed()) is not None:
             late = True
             yield change.to(self._weights.device)
+        # After rounds that were missed, this rank's steps began from old weights and are lost; at
+        # the end it still takes part in a round that waits, so that others need not time out.
         if mean.over or (late and not (last and mean.awaited)):
             self._behind = True
             return
@@ -631,6 +635,7 @@ class LocalSteps(SavedByState):
             )
             self._common.move(fragment.index, None)
             return
+        # Ranks of the machine that did not send get the mean from the one that did.
         change = self._common.new_vector(fragment.index) if change is None else change
         if self._weights.replicas:
             self._broadcast(change, self._inside[0])
@@ -644,6 +649,7 @@ class LocalSteps(SavedByState):
         status = status if failure is None else _FAILED
         for group in self._inside:
             device = device_of(group, torch.empty(0, device=self._weights.device))
+            # All dimensions of a mesh, one after the other: then every rank knows of every other.
             flag = torch.tensor([status], device=device)
             dist.all_reduce(flag, dist.ReduceOp.MAX, group=group)
             status = int(flag.item())
@@ -678,7 +684,9 @@ class LocalSteps(SavedByState):
             check_whole(name, state[name], least=0)
         for name, count in (("under_way", len(self._fragments)), ("means", len(self.means))):
             values = state[name]
-            mappings = isinstance(values, list) and all(isinstance(one, Mapping) for one in values)
+            mappings = isinstance(values, list) and all(
+                isinstance(value, Mapping) for value in values
+            )
             if not mappings or len(values) != count:
                 raise MismatchError(f"{name} of the state must be a list of {count} mappings")
 
@@ -698,7 +706,7 @@ def _fragment_key(key: SketchKey, index: int) -> SketchKey:
 def _compression_of(
     method: str | Method, compression: float | None, settings: Mapping[str, object]
 ) -> float | None:
-    """The compression that is given, or the usual one where nothing else says how many columns."""
+    """Return `compression`, or the default where nothing else gives the number of columns."""
     if compression is None and isinstance(method, str) and "cols" not in settings:
         return COMPRESSION if "cols" in settings_of(method) else None
     return compression

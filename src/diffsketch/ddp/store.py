@@ -153,10 +153,12 @@ class StoreGroup(Transport):
             self._compare(settings, failed=failure is not None)
         if failure is not None:
             raise failure
+        # The run's name, and the number of this rank's lives in it.
         run = self.store.compare_set("series", "", secrets.token_hex(8)).decode()
         return f"{run}-{self.store.add(f'series/{self.rank}', 1)}"
 
     def _compare(self, settings: Mapping[str, str], *, failed: bool) -> None:
+        # Numbered: a rank that comes back compares the same settings in the same order.
         name, self._agreements = f"start/{self._agreements}", self._agreements + 1
         row = {"failed": failed} | {key: digest_of(value) for key, value in settings.items()}
         self.store.delete_key(f"finished/{self.rank}")  # if it was here before
@@ -236,6 +238,7 @@ class StoreGroup(Transport):
             there = len(self.with_key(reports))
             return self.has(name) or there >= self.min_ranks or self.closes(index)
 
+        # First for all, and then, if that takes too long, for enough.
         self.until(complete, seconds=self.wait)
         if not self.until(enough, seconds=self.timeout - self.wait):
             raise MismatchError(
@@ -288,6 +291,7 @@ class StoreGroup(Transport):
         for message in cells[1:]:
             total += message
         total = method.reduced(total)
+        # The wire has no infinite numbers: then each rank makes the sum, and finds it not finite.
         if not total.is_floating_point() or bool(torch.isfinite(total).all()):
             published = Message(method.total_format, total, sender=SERVER, count=len(reports),
                                 **about)  # fmt: skip

@@ -23,7 +23,7 @@ _GOLDEN = -7046029254386353131  # odd: 2**64 over the golden ratio, as a signed 
 
 def sharded_kinds() -> tuple[tuple[type, ...], tuple[type, ...]]:
     """Classes of FSDP's modules and of DTensors, if their modules were imported."""
-    fsdp, tensors = (sys.modules.get(f"torch.distributed.{one}") for one in ("fsdp", "tensor"))
+    fsdp, tensors = (sys.modules.get(f"torch.distributed.{name}") for name in ("fsdp", "tensor"))
     names = ("FullyShardedDataParallel", "FSDPModule")
     modules = tuple(getattr(fsdp, name) for name in names if hasattr(fsdp, name))
     kind = getattr(tensors, "DTensor", None)
@@ -124,8 +124,8 @@ def bits_digest(tensors: Sequence[Tensor]) -> int:
             mixed = (words >> 32).bitwise_xor_(words).mul_(factors[: len(words)])
             sums.append(mixed.sum())
     total = 0
-    for one in torch.stack(sums).tolist() if sums else ():
-        total = (total * _GOLDEN + one) % (1 << 64)
+    for chunk in torch.stack(sums).tolist() if sums else ():  # one transfer from a GPU
+        total = (total * _GOLDEN + chunk) % (1 << 64)
     return total
 
 
@@ -174,7 +174,7 @@ class LocalWeights:
         if not isinstance(model, nn.Module):
             raise ArgumentError(f"model must be a module, got {type(model).__name__}")
         modules, tensors = sharded_kinds()
-        if any(type(one).__name__ == "FullyShardedDataParallel" for one in model.modules()):
+        if any(type(part).__name__ == "FullyShardedDataParallel" for part in model.modules()):
             raise ArgumentError(
                 "model must not be in FullyShardedDataParallel, whose flat parameters may hide "
                 "where a weight is; shard it with torch.distributed.fsdp.fully_shard (FSDP2)"
@@ -200,11 +200,12 @@ class LocalWeights:
                     "that all ranks hold"
                 )
             self.inside = list(meshes[0].get_all_groups())
-        elif any(isinstance(one, modules) for one in model.modules()):
+        elif any(isinstance(part, modules) for part in model.modules()):
             raise ArgumentError(
                 "model must hold its shards when this is called, but its parameters are gathered: "
                 "call it before the first forward pass, or after model.reshard()"
             )
+        # Groups of one have nothing to tell each other.
         self.inside = [group for group in self.inside if dist.get_world_size(group) > 1]
         self.replicas = self.replicas and bool(self.inside)
         parts = self.parts
@@ -218,8 +219,8 @@ class LocalWeights:
             )
         self.device = parts[0].device
         shapes = [
-            f"{name} {tuple(one.shape)} {tuple(part.shape)} {one.dtype}"
-            for (name, one), part in zip(self.parameters.items(), parts, strict=True)
+            f"{name} {tuple(parameter.shape)} {tuple(part.shape)} {parameter.dtype}"
+            for (name, parameter), part in zip(self.parameters.items(), parts, strict=True)
         ]
         self.layout = f"{digest_of(chr(10).join(shapes)):016x}"
         self.frozen = named_digest(trained(model, trained=False))
@@ -237,8 +238,8 @@ class LocalWeights:
         model = self.model
         if model is None or (self.inside and not self.replicas):
             return
-        known = {id(one) for one in self.parameters.values()}
-        if new := [name for name, one in trained(model).items() if id(one) not in known]:
+        places = {id(parameter) for parameter in self.parameters.values()}
+        if new := [name for name, tensor in trained(model).items() if id(tensor) not in places]:
             raise MismatchError(
                 f"the trained parameters must stay those that LocalSteps was made with, got "
                 f"{new[0]} and {len(new) - 1} more that are new or no longer frozen: make another"
@@ -247,7 +248,7 @@ class LocalWeights:
     @property
     def parts(self) -> list[Tensor]:
         """This rank's part of each parameter, in its memory."""
-        return [local_part(one, name) for name, one in self.parameters.items()]
+        return [local_part(parameter, name) for name, parameter in self.parameters.items()]
 
     def pieces(self, fragments: int) -> list[list[WeightSlice]]:
         """Cut the vector into `fragments` parts of nearly the same length."""
@@ -305,13 +306,14 @@ class CommonWeights:
 
     def difference(self, fragment: int) -> Tensor:
         """The common weights of a fragment, as the model had them, less what they are now."""
-        parts, found = self._weights.parts, self.new_vector(fragment)
+        parts, change = self._weights.parts, self.new_vector(fragment)
         for piece in self._pieces[fragment]:
             common, part = self._value(piece), parts[piece.parameter]
             now = part.reshape(-1)[piece.span]
+            # Through the parameter's type: what the model lost to rounding is no step of the rank.
             shown = common.to(part.dtype).to(common.dtype)
-            torch.sub(shown, now.to(common.dtype), out=found[piece.places])
-        return found
+            torch.sub(shown, now.to(common.dtype), out=change[piece.places])
+        return change
 
     def move(self, fragment: int, mean: Tensor | None, sent: Tensor | None = None) -> None:
         """Move the common weights, and this rank's to where they are.
