@@ -1,7 +1,4 @@
-"""What each of four ranks does with local steps: two machines of two, and ranks in a store.
-
-`test_local_steps.py` says what the results must be.
-"""
+"""What holds on each of four ranks that make local steps: machines of two, ranks in a store."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,7 +32,7 @@ from tests.ddp.local_checks import (
     trainable,
     weights_of,
 )
-from tests.ddp.processes import Checks, error_of
+from tests.ddp.processes import Checks, assert_fails, assert_voids, everyone
 
 
 def mesh_of() -> DeviceMesh:
@@ -59,31 +57,34 @@ def whole(model: nn.Module) -> Tensor:
     return torch.cat([one.detach().reshape(-1) for one in full])
 
 
-def machines(mesh: DeviceMesh, rank: int) -> dict[str, Any]:
-    """The same training in three ways: shards, DDP inside, and shards with tables."""
-    between = mesh["between"].get_group()
-    found: dict[str, Any] = {}
-    for name, make, options in (
-        ("shards", sharded, {**NONE, "compression": None}),
-        ("ddp", replicated, {**NONE, "compression": None}),
-        ("shards sketched", sharded, {"compression": 4, "fragments": 2, "delay": 1}),
-        ("ddp sketched", replicated, {"compression": 4, "fragments": 2, "delay": 1}),
-    ):
+def machines(mesh: DeviceMesh, rank: int) -> list[Tensor]:
+    """The same training in four ways: shards and DDP inside, both with tables and without."""
+    between, weights, plain = mesh["between"].get_group(), [], {**NONE, "compression": None}
+    tables = {"compression": 4, "fragments": 2, "delay": 1}
+    for make, options in (
+        (sharded, plain), (replicated, plain), (sharded, tables), (replicated, tables)
+    ):  # fmt: skip
         model = make(mesh)
         local = local_of(model, **options, group=between)
         train(model, local, rank, range(7))
         local.finish()
-        found[name] = whole(model)
-        found[f"{name} bytes"] = local.payload_bytes
-        found[f"{name} dim"] = local._weights.dim
+        weights.append(whole(model))
+        dim = local._weights.dim
+        assert dim == (199 if make is replicated else (104, 95)[rank % 2])  # no rank has all shards
+        if make is replicated:
+            assert (local.payload_bytes > 0) == (rank % 2 == 0)
+        elif options is plain:
+            assert local.payload_bytes == 4 * dim + 16
         state = local.state_dict()
         train(model, local, rank, range(7, 10))
         local.load_state_dict(state)
-        found[f"{name} resumed"] = local.steps
-    return found
+        assert local.steps == 7
+    torch.testing.assert_close(weights[0], weights[1], rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(weights[2], weights[0], rtol=1e-2)
+    return weights
 
 
-def machines_not_finite(mesh: DeviceMesh, rank: int) -> dict[str, Any]:
+def machines_not_finite(mesh: DeviceMesh, rank: int) -> Tensor:
     """One shard of one machine is broken: all shards of all machines go back."""
     model = sharded(mesh)
     local = local_of(model, group=mesh["between"].get_group(), every=2)
@@ -96,38 +97,58 @@ def machines_not_finite(mesh: DeviceMesh, rank: int) -> dict[str, Any]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         local.step()
-    return {"before": before, "after": whole(model), "warned": str(caught[-1].message)}
+    after = whole(model)
+    assert torch.equal(after, before)
+    assert "the outer step is skipped" in str(caught[-1].message)
+    return after
 
 
-def machines_refused(mesh: DeviceMesh, rank: int) -> dict[str, Any]:
+def machines_refused(mesh: DeviceMesh, rank: int) -> None:
     between, inside = mesh["between"].get_group(), mesh["inside"].get_group()
     model = sharded(mesh)
     mixed = trainable()
     fully_shard(mixed[0], mesh=mesh["inside"])
-    tries: dict[str, Callable[[], Any]] = {
-        "world": lambda: local_of(sharded(mesh)),
-        "inside": lambda: local_of(sharded(mesh), group=inside),
-        "ddp inside": lambda: local_of(replicated(mesh), group=inside),
-        "mixed": lambda: local_of(mixed, group=between),
-        "claim": lambda: local_of(sharded(mesh), group=between, **PROVEN),
-        "hook": lambda: sketch_state(model, "sketch", compression=4, seed=1),
-        "replicas": lambda: local_of(
-            fully_shard(trainable(), mesh=mesh), group=dist.new_group([rank]),  # type: ignore[arg-type]
+    averaged = "model must not be averaged or sharded over the ranks of group"
+    tries: tuple[tuple[Callable[[], Any], str], ...] = (
+        (lambda: local_of(sharded(mesh)), averaged),
+        (lambda: local_of(sharded(mesh), group=inside), averaged),
+        (lambda: local_of(replicated(mesh), group=inside), averaged),
+        (lambda: local_of(mixed, group=between), "model must be sharded as a whole: wrap its root"),
+        (
+            lambda: local_of(sharded(mesh), group=between, **PROVEN),
+            "model must not be sharded: the claim of method='sketch-gaussian' is about one",
         ),
-    }  # fmt: skip
-    found: dict[str, Any] = {name: error_of(one) for name, one in tries.items()}
+        (
+            lambda: sketch_state(model, "sketch", compression=4, seed=1),
+            "use diffsketch.ddp.LocalSteps between machines",
+        ),
+        (
+            lambda: local_of(
+                fully_shard(trainable(), mesh=mesh), group=dist.new_group([rank])  # type: ignore[arg-type]
+            ),
+            "DTensors must be sharded along all dimensions of their mesh, got",
+        ),
+    )  # fmt: skip
+    for make, text in tries:
+        assert_fails(make, text)
     silo = local_of(replicated(mesh), group=between, every=1, **PROVEN)
     silo.step()
-    found["silo"] = error_of(lambda: silo.epsilon(1e-5)) or str(silo.epsilon(1e-5))
-    for name, make in (("planted", sharded), ("planted ddp", replicated)):
-        local = local_of(make(mesh), group=between, every=1)
+    if rank % 2:
+        assert_fails(lambda: silo.epsilon(1e-5), "ask the first rank")
+    else:
+        first = "over 1 round (proven; client unit, replace, local trust)"
+        assert first in str(silo.epsilon(1e-5))
+    for shard in (sharded, replicated):  # at rank 0; its machine and its partner raise
+        local = local_of(shard(mesh), group=between, every=1)
         if rank == 0:
             break_digest(local)
-        found[name] = error_of(local.step)
-    return found
+        text = "another rank of this machine failed to exchange"
+        if rank % 2 == 0:
+            text = "round 0 is void: rank 0 failed" if rank else "OSError: planted in fragment 0"
+        assert_fails(local.step, text)
 
 
-def gradients(mesh: DeviceMesh, rank: int) -> dict[str, Any]:
+def gradients(mesh: DeviceMesh, rank: int) -> None:
     """`all_reduce_mean` of gradients of shards, between machines."""
     model = sharded(mesh)
     model(torch.full((2, 8), float(1 + rank // 2))).sum().backward()
@@ -135,10 +156,12 @@ def gradients(mesh: DeviceMesh, rank: int) -> dict[str, Any]:
     dim = sum(one.to_local().numel() for one in tensors)  # type: ignore[attr-defined]
     own = torch.cat([one.full_tensor().reshape(-1) for one in tensors])  # type: ignore[attr-defined]
     key, between = SketchKey.from_integer(1), mesh["between"].get_group()
-    everyone = error_of(lambda: all_reduce_mean(tensors, GroupMean(Uncompressed(10), key=key)))
+    mean_of_all = GroupMean(Uncompressed(10), key=key)
+    assert_fails(lambda: all_reduce_mean(tensors, mean_of_all), "the ranks of group, got rank")
     all_reduce_mean(tensors, GroupMean(Uncompressed(dim), key=key, group=between))
     mean = torch.cat([one.full_tensor().reshape(-1) for one in tensors])  # type: ignore[attr-defined]
-    return {"own": own, "mean": mean, "everyone": everyone}
+    parts = everyone(own)
+    torch.testing.assert_close(mean, (parts[0] + parts[2]) / 2)
 
 
 # Ranks that meet in a store.
@@ -169,93 +192,90 @@ def sleep_until(store: Any, key: str) -> None:
         time.sleep(0.01)
 
 
-def punctual(store: Any, rank: int) -> dict[str, Any]:
+def punctual(store: Any, rank: int) -> Tensor:
     """Nobody is late: the means of a process group."""
-    found = []
+    weights = []
     for group in (None, meeting(store, "punctual", rank, wait=15.0)):
         model = make_model()
         local = local_of(model, **NONE, compression=None, group=group)
-        found.append(moved(model, local, rank, range(6))[-1])
+        weights.append(moved(model, local, rank, range(6))[-1])
+    torch.testing.assert_close(*weights)
     local.finish()
-    return {"found": found, "last": weights_of(model), "round": local.means[0].round_index}
+    assert local.means[0].round_index == 2  # and nothing was left for the end
+    return weights_of(model)
 
 
-def late(store: Any, rank: int) -> dict[str, Any]:
+def late(store: Any, rank: int) -> Tensor:
     """Rank 3 sleeps over some exchanges, and goes on."""
     model = make_model()
     local = local_of(model, group=meeting(store, "late", rank), every=2)
-    present = []
     for step in range(12):
         if rank == 3 and step == 3:
             sleep_until(store, "late/2/present")
         time.sleep(0.05)
         change(model, rank, step)
         local.step()
-        present.append(local.means[0].present)  # type: ignore[attr-defined]
+        assert not (rank == step == 3 and local.means[0].present)
     local.finish()
-    return {"weights": weights_of(model), "present": present}
+    return weights_of(model)
 
 
-def returning(store: Any, rank: int) -> dict[str, Any]:
+def returning(store: Any, rank: int) -> tuple[Tensor, int]:
     """Rank 2 stops after two exchanges and is made anew from its file, rank 3 from rank 0's."""
-    group = meeting(store, "returning", rank)
     model = make_model()
-    local = local_of(model, group=group, every=2)
+    local = local_of(model, group=meeting(store, "returning", rank), every=2)
     moved(model, local, rank, range(4))
-    kept = {"model": model.state_dict(), "local": local.state_dict()}
     if rank < 2:
         moved(model, local, rank, range(4, 8))
-        kept = {"model": model.state_dict(), "local": local.state_dict()}
-    everyone: list[Any] = [None] * 4
-    dist.all_gather_object(everyone, kept)
+    states = everyone({"model": model.state_dict(), "local": local.state_dict()})
     if rank >= 2:
-        source = everyone[rank if rank == 2 else 0]
+        kept = states[rank if rank == 2 else 0]
         model = make_model()
         local = local_of(model, group=meeting(store, "returning", rank), every=2)
-        model.load_state_dict(source["model"])
-        local.load_state_dict(source["local"])
+        model.load_state_dict(kept["model"])
+        local.load_state_dict(kept["local"])
     dist.barrier()
     for step in range(8, 12):
         time.sleep(0.05)
         change(model, rank, step)
         local.step()
     local.finish()
-    return {"weights": weights_of(model), "rounds": local.means[0].round_index}
+    return weights_of(model), local.means[0].round_index
 
 
-def store_refused(store: Any, rank: int) -> dict[str, Any]:
-    def tried(name: str, **options: Any) -> str:
-        return error_of(lambda: local_of(make_model(), group=meeting(store, name, rank), **options))
-
-    alone = meeting(store, "alone", rank, world=4, min_ranks=4, wait=0.1, timeout=0.2)
-    with_alone = ""
+def store_refused(store: Any, rank: int) -> None:
+    for name, options, text in (
+        ("a", {"fragments": 2}, "fragments must be 1 with a StoreGroup"),
+        ("b", {"delay": 1}, "delay must be 0 with a StoreGroup"),
+        (
+            "c", {**PROVEN, "trust": "central", "trusted_group": True},
+            "must claim under local trust in a StoreGroup",
+        ),
+    ):  # fmt: skip
+        assert_fails(
+            partial(local_of, make_model(), group=meeting(store, name, rank), **options), text
+        )
     if rank == 0:
-        with_alone = error_of(lambda: local_of(make_model(), group=alone))
-    model = make_model()
-    group = meeting(store, "failing", rank, min_ranks=4)
-    local = local_of(model, group=group, every=1)
+        alone = meeting(store, "alone", rank, min_ranks=4, wait=0.1, timeout=0.2)
+        text = "min_ranks=4 must start within 0.2 seconds, and only [0] did"
+        assert_fails(lambda: local_of(make_model(), group=alone), text)
+    local = local_of(make_model(), group=meeting(store, "failing", rank, min_ranks=4), every=1)
     if rank == 1:
         break_digest(local)
-    found = {
-        "planted": error_of(local.step),
-        "fragments": tried("a", fragments=2),
-        "delay": tried("b", delay=1),
-        "trust": tried("c", **PROVEN, trust="central", trusted_group=True),
-        "alone": with_alone,
-    }
+    assert_voids(local.step, "OSError: planted in fragment 0", rank=rank)
     other = meeting(store, "other", rank, min_ranks=4)
-    found["seed"] = error_of(lambda: local_of(make_model(), group=other, seed=rank // 3))
-    old = meeting(store, "old", rank, keep=2, min_ranks=3)
+    text = "all ranks must have the same key, but rank"
+    assert_fails(lambda: local_of(make_model(), group=other, seed=rank // 3), text)
     model = make_model()
-    local = local_of(model, group=old, every=1)
+    local = local_of(model, group=meeting(store, "old", rank, keep=2, min_ranks=3), every=1)
     if rank < 3:
         moved(model, local, rank, range(5))
     dist.barrier()
-    found["old"] = error_of(local.step) if rank == 3 else ""
-    return found
+    if rank == 3:
+        assert_fails(local.step, "round 0 must still be in the store, which keeps 2 of 5")
 
 
-def machines_in_a_store(mesh: DeviceMesh, store: Any, rank: int) -> dict[str, Any]:
+def machines_in_a_store(mesh: DeviceMesh, store: Any, rank: int) -> Tensor:
     """Two machines with DDP inside; the second is late once."""
     machine = rank // 2
     group = meeting(store, "machines", machine, world=2, min_ranks=1)
@@ -268,36 +288,25 @@ def machines_in_a_store(mesh: DeviceMesh, store: Any, rank: int) -> dict[str, An
         change(model, machine, step)
         local.step()
     local.finish()
-    shards = error_of(lambda: local_of(sharded(mesh), group=group))
-    return {"weights": whole(model), "shards": shards}
+    text = "a StoreGroup is for whole models"
+    assert_fails(lambda: local_of(sharded(mesh), group=group), text)
+    return whole(model)
+
+
+MESHED = (machines, machines_not_finite, machines_refused, gradients)
+STORED = (punctual, late, returning, store_refused)
+NAMES = [check.__name__ for check in (*MESHED, *STORED, machines_in_a_store)]
 
 
 def four_checks() -> Checks:
-    kept: dict[str, Any] = {}
+    mesh = mesh_of()
 
-    def with_mesh(check: Callable[[DeviceMesh, int], Any]) -> Callable[[int], Any]:
-        def run(rank: int) -> Any:
-            if "mesh" not in kept:
-                kept["mesh"] = mesh_of()
-            return check(kept["mesh"], rank)
-
-        return run
-
-    def with_store(check: Callable[[Any, int], Any]) -> Callable[[int], Any]:
-        def run(rank: int) -> Any:
-            with store_of(rank) as store:
-                return check(store, rank)
-
-        return run
-
-    def both(rank: int) -> Any:
+    def with_store(check: Callable[[Any, int], Any], rank: int) -> Any:
         with store_of(rank) as store:
-            return machines_in_a_store(kept["mesh"], store, rank)
+            return check(store, rank)
 
-    meshed = (machines, machines_not_finite, machines_refused, gradients)
-    stored = (punctual, late, returning, store_refused)
     return {
-        **{one.__name__: with_mesh(one) for one in meshed},
-        **{one.__name__: with_store(one) for one in stored},
-        "machines_in_a_store": both,
+        **{check.__name__: partial(check, mesh) for check in MESHED},
+        **{check.__name__: partial(with_store, check) for check in STORED},
+        "machines_in_a_store": partial(with_store, partial(machines_in_a_store, mesh)),
     }

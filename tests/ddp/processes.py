@@ -1,4 +1,8 @@
-"""Real processes that sum over gloo: started once, they run many checks one after another."""
+"""Real processes that sum over gloo: started once, they run many checks one after another.
+
+A check is a function of the rank that asserts what holds there, and returns what has to be the same
+on all ranks. Tests read its outcomes by `check_outcomes`.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -19,6 +24,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch import Tensor
 
 WORLD = 2
 WAIT = timedelta(seconds=30)  # a collective that takes longer is a hang, and fails
@@ -34,20 +40,18 @@ for rows, width in ((16, 32), (8, 6), (8, 30), (8, 20)):
 """
 
 Check: TypeAlias = Callable[[int], Any]
-"""What a rank does, and returns, as tensors, numbers, texts, lists and dicts."""
 Checks: TypeAlias = Mapping[str, Check]
-"""By name."""
-Results: TypeAlias = dict[str, list[Any]]
-"""By name of the check: what each rank returned."""
+Results: TypeAlias = dict[str, list[tuple[str, Any]]]
+"""By name of the check: each rank's traceback, empty if all held, and what it returned."""
 
 
 def run_checks(checks: Callable[[], Checks], *, world: int = WORLD) -> Results:
-    """Run all checks in so many processes. Checks are given by a function that a module has.
+    """Run all checks in `world` processes. Checks are given by a function that a module has.
 
     They are forks of a server that has no threads, and has imported what they need.
 
     Raises:
-        Exception: A check raised, or the processes did not finish.
+        TimeoutError: The processes did not finish.
     """
     server = mp.get_context("forkserver")
     preloaded = ("ddp_checks", "group_checks", "local_checks", "machine_checks")
@@ -66,8 +70,46 @@ def run_checks(checks: Callable[[], Checks], *, world: int = WORLD) -> Results:
             for process in context.processes:
                 if process.is_alive():
                     process.kill()
-        each = [torch.load(Path(folder) / f"{rank}.pt", weights_only=True) for rank in range(world)]
-    return {name: [one[name] for one in each] for name in each[0]}
+        files = [Path(folder) / f"{rank}.pt" for rank in range(world)]
+        ranks = [torch.load(file, weights_only=True) for file in files]
+    return {name: [rank[name] for rank in ranks] for name in ranks[0]}
+
+
+def check_outcomes(outcomes: list[tuple[str, Any]]) -> None:
+    """Assert that a check held on all ranks, which returned the same to the last bit."""
+    errors = [error for error, _ in outcomes]
+    assert not any(errors), "\n".join(errors)
+    assert all(same(value, outcomes[0][1]) for _, value in outcomes)
+
+
+def same(value: Any, other: Any) -> bool:
+    """Whether two values, or lists of them, are the same to the last bit."""
+    if isinstance(value, Tensor):
+        return torch.equal(value, other)
+    if isinstance(value, list | tuple):
+        return len(value) == len(other) and all(map(same, value, other))
+    return bool(value == other)
+
+
+def everyone(value: Any) -> list[Any]:
+    """The values of all ranks, on each of them."""
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def assert_fails(call: Callable[[], Any], text: str) -> None:
+    """Assert that a call raises an error whose type and text begin with, or contain, a text."""
+    error = error_of(call)
+    assert text in error, f"{text!r} is not in {error!r}"
+
+
+def assert_voids(
+    call: Callable[[], Any], text: str, *, rank: int, by: int = 1, index: int = 0
+) -> None:
+    """Assert that a call raises an error at rank `by`, and on the others that the round is void."""
+    void = f"MismatchError: round {index} is void: rank {by} failed, see the error there"
+    assert_fails(call, text if rank == by else void)
 
 
 def bfloat16_flaw(script: str = BFLOAT16) -> str:
@@ -117,11 +159,14 @@ def _work(rank: int, checks: Callable[[], Checks], world: int, folder: str) -> N
         "gloo", init_method=f"file://{folder}/init", rank=rank, world_size=world, timeout=WAIT
     )
     try:
-        found = {}
+        outcomes: dict[str, tuple[str, Any]] = {}
         for name, check in checks().items():
-            found[name] = check(rank)
+            try:
+                outcomes[name] = "", check(rank)
+            except Exception:
+                outcomes[name] = traceback.format_exc(), None
             dist.barrier()
-        torch.save(found, Path(folder) / f"{rank}.pt")
+        torch.save(outcomes, Path(folder) / f"{rank}.pt")
     finally:
         dist.destroy_process_group()
 

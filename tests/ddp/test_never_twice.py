@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 from torch import Tensor
 
+from diffsketch.ddp.agreement import GroupTransport
 from diffsketch.ddp.group import GroupMean
 from diffsketch.errors import MismatchError
 from diffsketch.methods import Method, private_mean
@@ -79,7 +80,9 @@ class Group(RuleBasedStateMachine):
     def _leaving(self, payload: Tensor, **options: Any) -> None:
         """The collective: what it is given leaves the machine."""
         if self.vector is not None:
-            cells, packing = self.method.message_format.cell_count, self.mean._packing
+            cells, transport = self.method.message_format.cell_count, self.mean.transport
+            assert isinstance(transport, GroupTransport)
+            _, packing = transport.sums(self.method, KEY.seed(0))
             message = payload[:cells].clone()
             if packing is not None:
                 message = packing.unpack(payload[: packing.words(cells)], cells)

@@ -1,31 +1,41 @@
-"""Agreement of a process group on a round, and failing together."""
+"""Transport between the ranks of a mean: reports of a round, and failing together."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import NoReturn
+from types import TracebackType
+from typing import Any, NoReturn, Self, TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from diffsketch.errors import ArgumentError, MismatchError
+from diffsketch.errors import ArgumentError, MismatchError, difference
+from diffsketch.methods.base import Method
+from diffsketch.privacy.claim import NoClaim, Trust
+from diffsketch.sketch.hashing import HashSeed
+from diffsketch.sketch.rounding import WORD_BITS, SumPacking
 
 LOGGER = logging.getLogger("diffsketch.ddp")
-"""Log of this rank alone: what others must not learn of."""
+"""Log of this rank alone: for messages that other ranks must not see."""
 
 CELLS_PER_RANK = 2
-_PIECE = 1 << 24  # values of a cell, from 1 on
-_SHARE_WORDS = 4  # of 64 bits: a key
-_MOST_SETTINGS = 15  # that a handshake compares; always as many words, also of who fails
+# Largest magnitude of a control cell. Cells may be summed in float32, which is exact up to here.
+_PIECE = 1 << 24
+_SHARE_WORDS = 4  # words of 64 bits that each rank adds to a common key
+# Settings in a handshake, at most. Every rank sends this number of words: a rank that fails has
+# fewer settings to compare, and a gather of two sizes would hang.
+_MOST_SETTINGS = 15
 
 
 class SavedByState:
-    """An object of a process group: saved by its `state_dict`, and never pickled or copied."""
+    """Base of objects that belong to a process group: saved by `state_dict`, never pickled."""
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -34,16 +44,36 @@ class SavedByState:
         )
 
 
+class Caught:
+    """Context that keeps an `Exception` of its block in `error` instead of raising it.
+
+    For steps that can fail at one rank alone: the rank first has to tell the others, which would
+    otherwise wait for it.
+    """
+
+    error: Exception | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> bool:
+        if isinstance(error, Exception):
+            self.error = error
+        return isinstance(error, Exception)
+
+
 class RankStatus(Enum):
-    """Status of a rank's message. The values are the signs of its two cells."""
+    """Status of a rank's message. The values are the signs of its two control cells."""
 
     FINE = (1, 1)
     NOT_FINITE = (-1, 1)
-    """Its vector has NaN or infinite values; the message is zeros."""
+    """The vector has NaN or infinite values; the message is zeros."""
     FAILED = (1, -1)
-    """It raises an error of its own; the message is zeros."""
+    """The rank raises an error; the message is zeros."""
     IDLE = (-1, -1)
-    """It has nothing to send, and no round is made unless another rank has begun one."""
+    """The rank has nothing to send; a round takes place only if another rank has begun one."""
 
 
 @dataclass(frozen=True)
@@ -51,21 +81,30 @@ class RankReport:
     """A rank's report of a round."""
 
     round_index: int  # modulo 2**24
-    settings: int  # 24 bits of a digest of all that has to be the same besides
+    settings: int  # 24 bits of a digest of everything else that has to be the same on all ranks
     status: RankStatus = RankStatus.FINE
 
     @classmethod
-    def of(cls, round_index: int, settings: str, status: RankStatus) -> RankReport:
-        """The report of a round with these settings, given as text."""
-        return cls(round_index % _PIECE, digest_of(settings) % _PIECE, status)
+    def of(cls, round_index: int, settings: int, status: RankStatus) -> RankReport:
+        """Reduce a round and a digest to what control cells hold."""
+        return cls(round_index % _PIECE, settings % _PIECE, status)
+
+
+Reports: TypeAlias = dict[int, RankReport | None]
+"""Reports by rank, of the messages that are in a sum; None where a report cannot be understood."""
+
+
+def is_started() -> bool:
+    """Whether this process has called `init_process_group`."""
+    return dist.is_available() and dist.is_initialized()
 
 
 def device_of(group: dist.ProcessGroup | None, like: Tensor | None = None) -> torch.device:
     """Device on which a tensor for a group has to be.
 
     A group may have a backend for each kind of device (`init_process_group()` without a name makes
-    such a one), and they do not meet: a tensor has to be where those of the other ranks are, as
-    `like` is. Without it, that is the CPU where the group allows it.
+    such a group), and tensors of two backends never meet: a tensor has to be where those of the
+    other ranks are, as `like` is. Without `like`, that is the CPU where the group allows it.
     """
     members = dist.group.WORLD if group is None else group
     kinds = [device.type for device in getattr(members, "_device_types", [])]
@@ -78,132 +117,305 @@ def device_of(group: dist.ProcessGroup | None, like: Tensor | None = None) -> to
     return torch.device(kinds[0])
 
 
-def check_started() -> None:
-    """Raise an `ArgumentError` unless this process is in a group."""
-    if not (dist.is_available() and dist.is_initialized()):
-        raise ArgumentError("a process group is needed: call init_process_group before")
+def begin_digest(text: str) -> hashlib.blake2b:
+    """Begin a digest with text that stays the same, for `digest_of`."""
+    return hashlib.blake2b(text.encode(), digest_size=8, person=b"ds-agreement")
 
 
-def control_bytes(world: int) -> int:
-    """Bytes that the reports of so many ranks take in words of 32 bits."""
-    return 4 * CELLS_PER_RANK * world
-
-
-def digest_of(text: str) -> int:
-    """63 bits that tell two texts apart."""
-    digest = hashlib.blake2b(text.encode(), digest_size=8, person=b"ds-agreement")
+def digest_of(text: str, begun: hashlib.blake2b | None = None) -> int:
+    """Digest of a text, after the text of a digest that was `begun`: 63 bits, a positive int64."""
+    digest = begin_digest("") if begun is None else begun.copy()
+    digest.update(text.encode())
     return int.from_bytes(digest.digest(), "little") >> 1
 
 
 def control_cells(report: RankReport, *, rank: int, world: int, like: Tensor) -> Tensor:
-    """Cells for all ranks, where only this one's are filled, of the type and place of `like`.
+    """Control cells of all ranks, with this rank's filled in, of the type and device of `like`.
 
-    >>> report = RankReport.of(3, "method=...", RankStatus.FAILED)
+    >>> report = RankReport.of(3, digest_of("method=..."), RankStatus.FAILED)
     >>> cells = control_cells(report, rank=1, world=2, like=torch.zeros(0))
     >>> read_reports(cells)[1] == report
     True
     """
-    signs, numbers = report.status.value, (report.round_index, report.settings)
-    cells = torch.zeros(world, CELLS_PER_RANK, dtype=torch.int64)
-    for place, (sign, number) in enumerate(zip(signs, numbers, strict=True)):
-        cells[rank, place] = sign * (number + 1)  # never 0, which has no sign
-    return cells.reshape(-1).to(like)
+    (first, second), cells = report.status.value, [0] * (CELLS_PER_RANK * world)
+    # Plus one: a zero would have no sign.
+    pair = [first * (report.round_index + 1), second * (report.settings + 1)]
+    cells[CELLS_PER_RANK * rank : CELLS_PER_RANK * (rank + 1)] = pair
+    return torch.tensor(cells).to(like)
 
 
 def read_reports(cells: Tensor) -> list[RankReport | None]:
-    """Reports of all ranks, from the sum of the cells; None where a report makes no sense."""
+    """Read the reports of all ranks from the summed cells; None for cells that make no report."""
     reports: list[RankReport | None] = []
     for pair in cells.to("cpu", torch.float64).reshape(-1, CELLS_PER_RANK).tolist():
-        signs = tuple(1 if value > 0 else -1 for value in pair)
-        whole = all(value == int(value) for value in pair if abs(value) <= _PIECE)
-        good = whole and all(1 <= abs(value) <= _PIECE for value in pair)
-        known = [status for status in RankStatus if status.value == signs] if good else []
-        first, second = (int(abs(value)) - 1 if known else 0 for value in pair)
-        reports.append(RankReport(first, second, known[0]) if known else None)
+        if all(value.is_integer() and 1 <= abs(value) <= _PIECE for value in pair):
+            signs = tuple(1 if value > 0 else -1 for value in pair)
+            index, settings = (int(abs(value)) - 1 for value in pair)
+            reports.append(RankReport(index, settings, RankStatus(signs)))
+        else:
+            reports.append(None)
     return reports
 
 
-def check_reports(found: Mapping[int, RankReport | None], own: RankReport, *, rank: int) -> None:
+def check_reports(reports: Reports, own: RankReport, *, rank: int) -> None:
     """Raise a `MismatchError` unless all ranks did the same, so that they raise together."""
-    failed = [r for r, report in found.items() if report and report.status is RankStatus.FAILED]
+    void = f"round {own.round_index} is void:"
+    read = {number: report for number, report in reports.items() if report is not None}
+    failed = [number for number, report in read.items() if report.status is RankStatus.FAILED]
     if failed:
+        raise MismatchError(f"{void} {_ranks(failed)} failed, see the error there")
+    if lost := [number for number, report in reports.items() if report is None]:
         raise MismatchError(
-            f"round {own.round_index} is void: {_ranks(failed)} failed, see the error there"
+            f"{void} {_ranks(lost)} cannot be understood; another collective may have been mixed "
+            "with the sum"
         )
-    if lost := [r for r, report in found.items() if report is None]:
-        raise MismatchError(
-            f"round {own.round_index} is void: {_ranks(lost)} cannot be understood; another "
-            "collective may have been mixed with the sum"
-        )
-    rounds = {r: report.round_index for r, report in found.items() if report}
-    if len(set(rounds.values())) > 1:
-        told = ", ".join(f"rank {r} is in round {index}" for r, index in rounds.items())
-        raise MismatchError(f"all ranks must be in the same round, but {told}")
-    others = [r for r, report in found.items() if report and report.settings != own.settings]
-    if others:
+    if len({report.round_index for report in read.values()}) > 1:
+        rounds = [f"rank {number} is in round {told.round_index}" for number, told in read.items()]
+        raise MismatchError(f"all ranks must be in the same round, but {', '.join(rounds)}")
+    if others := [number for number, report in read.items() if report.settings != own.settings]:
         raise MismatchError(
             f"all ranks must have the same seed, method and layout in round {own.round_index}, "
-            f"but {_ranks(others)} {'differs' if len(others) == 1 else 'differ'} from rank {rank}"
+            f"but {_differ(others)} from rank {rank}"
         )
+
+
+def check_state(state: Any, settings: str, *, of: str, needed: Sequence[str]) -> None:
+    """Raise unless a state is a mapping with these settings, and with all that is `needed`."""
+    if not isinstance(state, Mapping):
+        raise ArgumentError(f"state must be a mapping, got {type(state).__name__}")
+    if state.get("settings") != settings:
+        why = difference(settings, str(state.get("settings")))
+        raise MismatchError(f"the state must be of the same {of}, but {why}")
+    if missing := [name for name in needed if name not in state]:
+        raise MismatchError(f"the state must have {', '.join(missing)}")
+
+
+def check_settings(
+    settings: Mapping[str, str], digests: Mapping[int, Sequence[int]], *, rank: int,
+    failed: Sequence[int], doing: str,
+) -> None:  # fmt: skip
+    """Raise a `MismatchError` if a rank has failed, or has other `digests` than this rank's."""
+    if failed:
+        raise MismatchError(f"{_ranks(failed)} failed to {doing}, see the error there")
+    for place, (name, value) in enumerate(settings.items()):
+        expected = digests[rank][place]
+        if others := [number for number, row in digests.items() if row[place] != expected]:
+            raise MismatchError(
+                f"all ranks must have the same {name}, but {_differ(others)} from rank {rank}, "
+                f"which has {value}"
+            )
 
 
 def handshake(
-    group: dist.ProcessGroup | None,
-    settings: Mapping[str, str],
-    *,
-    device: torch.device,
-    failure: Exception | None = None,
-    share: bytes = bytes(8 * _SHARE_WORDS),
-    party: str = "",
-    doing: str = "start",
-) -> bytes:
+    group: dist.ProcessGroup | None, settings: Mapping[str, str], *, failure: Exception | None,
+    party: str, doing: str,
+) -> bytes:  # fmt: skip
     """Compare settings with all processes of a group: one gather of a fixed size.
 
-    A process that is going to raise a `failure` takes part all the same, so that the others learn
-    of it at once: they raise a `MismatchError` that says what it was `doing`, as all do where
-    settings differ, or where two have an account of the same `party`. Returns 32 bytes that follow
-    from the shares of all, the same everywhere.
+    A process that is about to raise a `failure` takes part all the same, so that the others learn
+    of it at once: they raise a `MismatchError` that names what it was `doing`. So do all where
+    settings differ, or where two ranks have an account of the same `party`. Returns 32 bytes that
+    follow from random bytes of all ranks, the same everywhere.
     """
     words = [0 if failure is None else 1, digest_of(party), *map(digest_of, settings.values())]
     words += [0] * (2 + _MOST_SETTINGS - len(words))
-    shared = torch.frombuffer(bytearray(share), dtype=torch.int64)
-    own = torch.cat([torch.tensor(words), shared]).to(device)
-    gathered = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(gathered, own, group=group)
+    share = bytearray(secrets.token_bytes(8 * _SHARE_WORDS))
+    row = torch.cat([torch.tensor(words), torch.frombuffer(share, dtype=torch.int64)])
+    row = row.to(device_of(group))
+    gathered = [torch.empty_like(row) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(gathered, row, group=group)
     if failure is not None:
         raise failure
     table = torch.stack(gathered).cpu()
-    if failed := table[:, 0].nonzero().flatten().tolist():
-        raise MismatchError(f"{_ranks(failed)} failed to {doing}, see the error there")
+    check_settings(settings, dict(enumerate(table[:, 2:].tolist())), rank=dist.get_rank(group),
+                   failed=table[:, 0].nonzero().flatten().tolist(), doing=doing)  # fmt: skip
     parties = table[:, 1].tolist()
     if party and (alike := [r for r, name in enumerate(parties) if parties.count(name) > 1]):
         raise MismatchError(
             f"each rank must have an account of its own, but {_ranks(alike)} opened copies of the "
             "same one: account_file is the path of one party's file"
         )
-    rank = dist.get_rank(group)
-    for place, (name, value) in enumerate(settings.items(), start=2):
-        other = (table[:, place] != table[rank, place]).nonzero().flatten().tolist()
-        if other:
-            raise MismatchError(
-                f"all ranks must have the same {name}, but {_ranks(other)} "
-                f"{'differs' if len(other) == 1 else 'differ'} from rank {rank}, which has {value}"
-            )
     common = hashlib.blake2b(digest_size=32, person=b"ds-common-key")
     common.update(table[:, -_SHARE_WORDS:].contiguous().numpy().tobytes())
     return common.digest()
 
 
-def fail_together(group: dist.ProcessGroup | None, error: Exception) -> NoReturn:
-    """Raise an error that a rank finds before its handshake, on the other ranks as well."""
-    if dist.is_available() and dist.is_initialized():
-        try:
-            handshake(group, {}, device=device_of(group), failure=error)
-        except Exception as lost:
-            if lost is not error:  # the group is broken, which must not hide why
-                error.add_note(f"the other ranks could not be told: {lost}")
+def raise_told(error: Exception, tell: Callable[[], object]) -> NoReturn:
+    """Raise an error after telling the other ranks, whatever becomes of that."""
+    with Caught() as telling:
+        tell()
+    if telling.error not in (None, error):  # the group is broken, which must not hide the error
+        error.add_note(f"the other ranks could not be told: {telling.error}")
+    raise error
+
+
+class Transport(ABC):
+    """The way between the ranks of a mean: a process group, or a store (`StoreGroup`).
+
+    Attributes:
+        rank: Number of this rank.
+        world: Number of ranks.
+        in_step: Whether a round needs all ranks, so that all of them make the same rounds.
+        control_bytes: Bytes of a message beside its cells.
+    """
+
+    rank: int
+    world: int
+    in_step: bool
+    control_bytes: int
+
+    @abstractmethod
+    def agree(
+        self, settings: Mapping[str, str], *, failure: Exception | None = None,
+        doing: str = "start", party: str = "",
+    ) -> str:  # fmt: skip
+        """Compare settings with other ranks; all raise, or none does.
+
+        Returns the name of a new series of the account, which no earlier life of this rank has
+        counted in. Ranks that start together have the same name: then a state that another rank
+        has saved counts no round twice.
+
+        Args:
+            settings: Texts that have to be the same, by name.
+            failure: Error that this rank raises; the others then raise as well.
+            doing: What the rank fails to do, for their errors.
+            party: Party of this rank's account, which no other rank may have.
+        """
+
+    @abstractmethod
+    def join(
+        self, size: float | None, *, largest: bool, round_index: int, like: Tensor | None
+    ) -> float | None:
+        """Join the sizes of the ranks' first vectors to their mean, or to the largest.
+
+        None of a rank that has no size, and as the result where no rank has.
+        """
+
+    @abstractmethod
+    def send(
+        self, message: Tensor, report: RankReport, *, method: Method, seed: HashSeed
+    ) -> Callable[[], tuple[Tensor, Reports]]:
+        """Send a round's message and report.
+
+        The function that is returned waits for the sum of the messages, and for the reports of the
+        ranks whose messages are in it.
+        """
+
+    @abstractmethod
+    def payload_bytes(self, method: Method, seed: HashSeed) -> int:
+        """Bytes that a rank gives away in a round."""
+
+
+class GroupTransport(Transport):
+    """Collectives of a process group: a round is one all-reduce of cells and reports.
+
+    Cells are summed as float32; as int32 or int64, whichever holds the sum; or, where sums have
+    few bits, several of them in an int32.
+
+    Raises:
+        ArgumentError: `group` is no process group, or none was started.
+    """
+
+    in_step = True
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        if not is_started():
+            raise ArgumentError("a process group is needed: call init_process_group before")
+        outside: Any = dist.GroupMember.NON_GROUP_MEMBER  # what ranks outside a new group have
+        if not isinstance(group, dist.ProcessGroup) and group not in (None, outside):
+            kind = type(group).__name__
+            raise ArgumentError(f"group must be a ProcessGroup or a StoreGroup, got {kind}")
+        self.group = group
+        self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
+        self.control_bytes = 4 * CELLS_PER_RANK * self.world
+        self._sums: tuple[torch.dtype, SumPacking | None] | None = None
+
+    def agree(
+        self, settings: Mapping[str, str], *, failure: Exception | None = None,
+        doing: str = "start", party: str = "",
+    ) -> str:  # fmt: skip
+        """Make a `handshake` of the group."""
+        return handshake(self.group, settings, failure=failure, party=party, doing=doing).hex()
+
+    def join(
+        self, size: float | None, *, largest: bool, round_index: int, like: Tensor | None  # noqa: ARG002
+    ) -> float | None:  # fmt: skip
+        """Join sizes by an all-reduce of two numbers: the size, and the number of ranks with one.
+
+        The maximum of the second is 1, by which the largest size may be divided as well.
+        """
+        absent = [-1e9 if largest else 0.0, 0.0]
+        sizes = torch.tensor(absent if size is None else [size, 1.0])
+        sizes = sizes.to(device_of(self.group, like))
+        dist.all_reduce(
+            sizes, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=self.group
+        )
+        total, count = sizes.tolist()
+        return total / count if count else None
+
+    def sums(self, method: Method, seed: HashSeed) -> tuple[torch.dtype, SumPacking | None]:
+        """Type in which cells are summed, and their packing into words, if sums have few bits.
+
+        Found once: a method's bits do not change with its clip.
+        """
+        if self._sums is None:
+            form = method.message_format
+            claim, bits = method.claim_for(self.world, seed), method.sum_bits(self.world)
+            # The noise of a trusted server is added at one rank, beyond what messages may hold.
+            bounded = isinstance(claim, NoClaim) or claim.scope.trust is Trust.LOCAL
+            packing, kind = None, torch.float32
+            if form.cells == "signed" and bounded and bits <= WORD_BITS // 2:
+                packing = SumPacking(bits, form.limits[0], self.world)
+            if form.cells != "float32":
+                most = 32 if form.cells == "signed" else 31
+                kind = torch.int32 if bits <= most else torch.int64
+            self._sums = kind, packing
+        return self._sums
+
+    def send(
+        self, message: Tensor, report: RankReport, *, method: Method, seed: HashSeed
+    ) -> Callable[[], tuple[Tensor, Reports]]:
+        """Begin the round's one collective."""
+        kind, packing = self.sums(method, seed)
+        flat = message.reshape(-1)
+        flat = (flat if packing is None else packing.pack(flat)).to(kind)
+        control = control_cells(report, rank=self.rank, world=self.world, like=flat)
+        payload = torch.cat([flat, control])
+        work = dist.all_reduce(payload, group=self.group, async_op=True)
+
+        def wait() -> tuple[Tensor, Reports]:
+            if work is not None:  # None where this process is not in the group
+                work.wait()
+            summed, control = payload.tensor_split([flat.numel()])
+            if packing is not None:
+                summed = packing.unpack(summed, message.numel())
+            total = summed.to(torch.float32 if message.is_floating_point() else torch.int64)
+            return total.reshape(message.shape), dict(enumerate(read_reports(control)))
+
+        return wait
+
+    def payload_bytes(self, method: Method, seed: HashSeed) -> int:
+        """Bytes that a rank gives to the all-reduce of a round. A ring sends nearly twice that."""
+        (kind, packing), cells = self.sums(method, seed), method.total_format.cell_count
+        words = cells if packing is None else packing.words(cells)
+        return (words + CELLS_PER_RANK * self.world) * kind.itemsize
+
+
+def transport_of(group: dist.ProcessGroup | Transport | None) -> Transport:
+    """Return the transport of a process group, or the transport itself."""
+    return group if isinstance(group, Transport) else GroupTransport(group)
+
+
+def fail_together(group: dist.ProcessGroup | Transport | None, error: Exception) -> NoReturn:
+    """Raise an error that a rank finds before it has a mean, on the other ranks as well."""
+    if isinstance(group, Transport) or is_started():
+        raise_told(error, lambda: transport_of(group).agree({}, failure=error))
     raise error
 
 
 def _ranks(numbers: Sequence[int]) -> str:
     return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+
+
+def _differ(numbers: Sequence[int]) -> str:
+    return f"{_ranks(numbers)} {'differs' if len(numbers) == 1 else 'differ'}"

@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 import math
-import secrets
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, TypeAlias
+from typing import Any, NoReturn, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from diffsketch.ddp.agreement import (
-    CELLS_PER_RANK,
     LOGGER,
+    Caught,
+    GroupTransport,
     RankReport,
     RankStatus,
+    Reports,
     SavedByState,
+    Transport,
+    begin_digest,
     check_reports,
-    check_started,
-    control_cells,
+    check_state,
     device_of,
-    handshake,
-    read_reports,
+    digest_of,
+    raise_told,
+    transport_of,
 )
 from diffsketch.ddp.weights import check_disjoint, local_part, sharded_kinds
-from diffsketch.errors import ArgumentError, MismatchError, check, difference
+from diffsketch.errors import ArgumentError, MismatchError, check
 from diffsketch.methods.base import Method, check_out, is_finite
 from diffsketch.methods.feedback import ErrorFeedback
 from diffsketch.methods.gate import (
@@ -43,13 +46,9 @@ from diffsketch.privacy.accounting.account import Account, Budget
 from diffsketch.privacy.claim import Claim, Epsilon, NoClaim, ProvenClaim, Trust
 from diffsketch.privacy.simulated_noise import Noise
 from diffsketch.sketch.hashing import HashSeed, SketchKey
-from diffsketch.sketch.rounding import LIMITS, WORD_BITS, SumPacking
+from diffsketch.sketch.rounding import LIMITS
 
-_PROTOCOL = 3  # what ranks send each other; another number for another meaning
-
-
-Reports: TypeAlias = dict[int, RankReport | None]
-"""What the ranks whose messages are in a sum say of it; None where that makes no sense."""
+_PROTOCOL = 3  # version of what ranks send each other: change it with the meaning of a message
 
 
 class Scaler(Protocol):
@@ -60,41 +59,40 @@ class Scaler(Protocol):
 
 
 def check_group_options(
-    method: Method,
-    claim: Claim,
-    *,
-    budget: Budget | None,
-    trusted_group: bool,
+    method: Method, claim: Claim, transport: Transport, *, trusted_group: bool,
     scaler: Scaler | None,
-) -> None:
-    """Raise unless a group can hold what a round claims.
+) -> None:  # fmt: skip
+    """Raise unless the claim of a round holds for what the group does with its messages.
 
     Where the claim is proven, a gradient that is not finite counts as zeros, and no mean is ever
     NaN. A `GradScaler` would take that for success and raise its scale without end: then all
-    gradients overflow, and noise is all that is left. So there the scale must stay what it is.
+    gradients overflow, and the means are noise alone. So there the scale must stay what it is.
     """
-    check_release(method, claim, budget=budget)
-    trust, proven = claim.scope.trust, isinstance(claim, ProvenClaim)
-    if not (isinstance(claim, NoClaim) or trust is Trust.LOCAL or trusted_group):
-        raise ArgumentError(
-            f"trusted_group must be True for method={method.name!r}: its claim is under "
-            f"{trust} trust, and an all-reduce shows messages and sums to all processes. With "
-            "it, the claim is about those who see only what comes of the means"
-        )
+    trust = claim.scope.trust
+    if not (isinstance(claim, NoClaim) or trust is Trust.LOCAL):
+        if not trusted_group:
+            raise ArgumentError(
+                f"trusted_group must be True for method={method.name!r}: its claim is under "
+                f"{trust} trust, and all processes see messages and sums"
+            )
+        if not transport.in_step:
+            raise ArgumentError(
+                f"method={method.name!r} must claim under local trust in a StoreGroup, got {trust} "
+                "trust: where ranks may be left out, so may the noise that others rely on"
+            )
     enabled = getattr(scaler, "is_enabled", None)
-    if proven and callable(enabled) and enabled():
+    if isinstance(claim, ProvenClaim) and callable(enabled) and enabled():
         raise ArgumentError(
-            "scaler must not change its scale where the claim is proven: there a gradient that "
-            "overflows counts as zeros, so that the scaler never learns of it, got an enabled "
-            f"{type(scaler).__name__}. Use bfloat16, which needs no scaler, or an object "
-            "whose get_scale() always returns the factor by which you multiply the loss"
+            "scaler must not change its scale where the claim is proven, as gradients that "
+            f"overflow count as zeros there, got an enabled {type(scaler).__name__}. Use bfloat16, "
+            "or an object whose get_scale() always returns your factor of the loss"
         )
 
 
 class GroupMean(SavedByState):
     """The mean of the vectors of all processes of a group, by a method, round after round.
 
-    Each round is one all-reduce of the method's message (before the first one of cells with few
+    Each round is one all-reduce of the method's message (before the first round with cells of few
     bits there is one more, of two numbers), with two more cells for each rank
     (`diffsketch.ddp.agreement`). All processes make the object, at the same point of their
     program, and call `mean` together.
@@ -124,8 +122,8 @@ class GroupMean(SavedByState):
 
     *Noise* comes from the operating system, anew for every message (`diffsketch.methods.gate`),
     and is exact where the claim is proven; random roundings where nothing is claimed follow from
-    the key. Under central trust rank 0 adds the server's to its own
-    message. Going back to an older state repeats hashes, which are public, and never noise.
+    the key. Under central trust rank 0 adds the server's to its own message. Going back to an older
+    state repeats hashes, which are public, and never noise.
 
     Guarantees (`tests/ddp/test_group.py`): the means of a simulation with the same keys, to
     rounding; ranks that disagree raise together; a state that is loaded continues to the same bits;
@@ -136,22 +134,23 @@ class GroupMean(SavedByState):
 
     Args:
         method: How vectors become messages. Its cohort, if it has one, is the number of ranks.
-        key: Of the hashes, shared by all ranks.
+        key: Key of the hashes, shared by all ranks.
         group: The processes; all of them if not given.
         error_feedback: Keep what messages cannot carry, and send it later (`ErrorFeedback`).
         immediate: With error feedback, the share of a vector that is sent at once; by a rule if
             not given.
         budget: Where to stop. Only proven claims can be within one.
         trusted_group: Whether all processes are trusted not to look at what they sum.
-        scaler: Of mixed precision: vectors are divided by its scale before they are encoded and
-            means multiplied by it, so that clips mean what they say. Where the claim is proven, the
-            scale has to stay what it is (`check_group_options`).
+        scaler: Scaler of mixed precision: vectors are divided by its scale before they are encoded
+            and means multiplied by it, so that clips mean what they say. Where the claim is proven,
+            the scale has to stay what it is (`check_group_options`).
         account_file: Path of the file with the account of this rank's party, which is made if there
             is none. Two ranks with copies of one account are refused.
 
     Attributes:
-        saturated: How many cells of this rank's last message were beyond the limit of cells with
-            few bits; None for other methods.
+        saturated: Number of cells of this rank's last message that were beyond the limit of cells
+            with few bits; None for other methods.
+        present: Whether this rank's vector was in the last mean: always, in a process group.
 
     Raises:
         ArgumentError: Options do not go together.
@@ -159,74 +158,68 @@ class GroupMean(SavedByState):
     """
 
     def __init__(
-        self,
-        method: Method,
-        *,
-        key: SketchKey,
-        group: dist.ProcessGroup | None = None,
-        error_feedback: bool = False,
-        immediate: float | None = None,
-        budget: Budget | None = None,
-        trusted_group: bool = False,
-        scaler: Scaler | None = None,
-        account_file: str | Path | None = None,
-    ) -> None:
-        self.method, self.group, self.trusted_group = method, group, trusted_group
+        self, method: Method, *, key: SketchKey,
+        group: dist.ProcessGroup | Transport | None = None, error_feedback: bool = False,
+        immediate: float | None = None, budget: Budget | None = None, trusted_group: bool = False,
+        scaler: Scaler | None = None, account_file: str | Path | None = None,
+    ) -> None:  # fmt: skip
+        self.method, self.trusted_group = method, trusted_group
+        self.transport = transport_of(group)
+        self.rank, self.world = self.transport.rank, self.transport.world
         self._first = method  # the method of the first round: a clip may move
-        self.rank, self.world = self._join(group)
         self._key, self._round_index = key, 0
         self._feedback: ErrorFeedback | None = None
         self._account, self._in_file = Account(), account_file is not None
         self._scaler, self._first_scale = scaler, 1.0 if scaler is None else None
-        self._like: Tensor | None = None  # says where the group's tensors are
-        self._limit_agreed, self._limit_round = False, -1  # of cells of few bits; last try
+        self._like: Tensor | None = None  # on the device where the group's tensors are
+        # Whether the limit of cells of few bits stands, and the last round that tried to agree.
+        self._limit_agreed, self._limit_round = True, -1
         self.saturated: Tensor | None = None
-        self._saturation = SaturationWatch()
-        failure: Exception | None = None
+        self._saturation, self.present = SaturationWatch(), True
         compared: dict[str, str] = {}
-        try:
+        with Caught() as caught:
             for name, value, kind in (("method", method, Method), ("key", key, SketchKey)):
                 if not isinstance(value, kind):
-                    found = type(value).__name__
-                    raise ArgumentError(f"{name} must be a {kind.__name__}, got {found}")
-            good = isinstance(error_feedback, bool)
-            check(good, "error_feedback", "be True or False", error_feedback)
-            cohort = method.most_messages
-            good = cohort is None or cohort == self.world
-            check(good, "cohort", f"be {self.world}, the number of ranks", cohort)
+                    got = type(value).__name__
+                    raise ArgumentError(f"{name} must be a {kind.__name__}, got {got}")
+            is_bool = isinstance(error_feedback, bool)
+            check(is_bool, "error_feedback", "be True or False", error_feedback)
+            cohort, needed = method.most_messages, f"be {self.world}, the number of ranks"
+            check(cohort in (None, self.world), "cohort", needed, cohort)
             planned = method.claim_for(self.world, key.seed(0))
+            check_release(method, planned, budget=budget)
             check_group_options(
-                method, planned, budget=budget, trusted_group=trusted_group, scaler=scaler
+                method, planned, self.transport, trusted_group=trusted_group, scaler=scaler
             )
             opened = Account if account_file is None else partial(Account.open, account_file)
             self._account = opened(budget=budget, planned=planned)
             check_release(method, planned, budget=self._account.budget)  # the file may have one
             if error_feedback:
                 self._feedback = ErrorFeedback(method, planned, immediate=immediate)
+            self._limit_agreed = not self._wants_limit
+            # Of all that ranks compare in a round, the method's text is formatted and hashed once.
+            self._begun = begin_digest(f"{_PROTOCOL} {method} ")
             feedback = self._feedback
             memory = "False" if feedback is None else f"immediate={feedback.immediate!r}"
             compared = {
                 "protocol": str(_PROTOCOL),
-                "method": str(self._first),
+                "method": str(method),
                 "key": f"one with the fingerprint {key.seed(0).fingerprint.hex()}",
                 "error_feedback": memory,
                 "budget": str(budget),
                 "trusted_group": str(trusted_group),
                 "scaler": "None" if scaler is None else "one",
             }
-        except Exception as error:  # the others must learn of it, or they would wait
-            failure = error
-        self._account.begin_series(self.agree(compared, failure=failure))
+        self._account.begin_series(self.agree(compared, failure=caught.error))
 
-    @staticmethod
-    def _join(group: Any) -> tuple[int, int]:
-        """This process's rank in the group, and how many there are."""
-        check_started()
-        return dist.get_rank(group), dist.get_world_size(group)
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """The process group; None for that of all processes, and where ranks meet in a store."""
+        return self.transport.group if isinstance(self.transport, GroupTransport) else None
 
     @property
     def round_index(self) -> int:
-        """Rounds that were begun: the index of the next one."""
+        """Number of rounds that were begun: the index of the next one."""
         return self._round_index
 
     @property
@@ -236,7 +229,7 @@ class GroupMean(SavedByState):
 
     @property
     def proven(self) -> bool:
-        """Whether what comes next is sent under a proven claim."""
+        """Whether the next message is sent under a proven claim."""
         return isinstance(self._next_claim, ProvenClaim)
 
     @property
@@ -245,40 +238,15 @@ class GroupMean(SavedByState):
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes that a rank gives to the all-reduce of a round. A ring sends nearly twice that.
-
-        Cells are summed as float32; as int32 or int64, whichever holds the sum; or, where sums have
-        few bits, several of them in an int32.
-        """
-        cells = math.prod(self.method.total_format.shape)
-        if self._packing is not None:
-            cells = self._packing.words(cells)
-        return (cells + CELLS_PER_RANK * self.world) * self._sum_type.itemsize
-
-    @cached_property
-    def _packing(self) -> SumPacking | None:
-        """Packing of several cells into a word, if all sums surely fit in few bits."""
-        method, claim = self._first, self._first.claim_for(self.world, self._key.seed(0))
-        sure = isinstance(claim, NoClaim) or claim.scope.trust is Trust.LOCAL
-        bits = method.sum_bits(self.world)
-        if method.message_format.cells != "signed" or not sure or bits > WORD_BITS // 2:
-            return None
-        return SumPacking(bits, method.message_format.limits[0], self.world)
-
-    @property
-    def _sum_type(self) -> torch.dtype:
-        if self.method.message_format.cells == "float32":
-            return torch.float32
-        signed = self.method.message_format.cells == "signed"
-        few = self.method.sum_bits(self.world) <= (32 if signed else 31)
-        return torch.int32 if few else torch.int64
+        """Bytes of a round that this rank gives to the all-reduce, or leaves in the store."""
+        return self.transport.payload_bytes(self.method, self._key.seed(0))
 
     def epsilon(self, delta: float) -> Epsilon:
-        """Cost of all that this rank's account has, with the basis of that number."""
+        """Cost of all releases in this rank's account, with the basis of that number."""
         return self._account.epsilon(delta)
 
     def mean(self, vector: Tensor, *, layout: str = "", out: Tensor | None = None) -> Tensor:
-        """An estimate `(dim,)`, float32, of the mean of the vectors of all ranks: one round.
+        """Estimate the mean of the vectors of all ranks, `(dim,)`, float32: one round.
 
         Args:
             vector: `(dim,)`, float32 or float64.
@@ -300,39 +268,48 @@ class GroupMean(SavedByState):
     ) -> Callable[[], Tensor]:
         """Send this rank's message of a round; the function that is returned waits for the mean.
 
-        Arguments and errors are those of `mean`: what a rank finds by itself is raised here, and
-        what it learns of the others by the function. Call it once, on all ranks, before the next
-        round begins, and leave the vector alone until then.
+        Arguments and errors are those of `mean`: an error of this rank is raised here, one of
+        another rank by the function. Call it once, on all ranks, before the next round begins, and
+        leave the vector alone until then.
         """
-        index, seed, feedback = self._round_index, self._key.seed(self._round_index), self._feedback
-        try:  # all that can fail at this rank alone
+        index, feedback = self._round_index, self._feedback
+        seed = self._key.seed(index)
+        fingerprint = seed.fingerprint.hex()
+        try:  # all that can fail at this rank alone, before ranks agree on a limit
             self._check_vectors(vector, out)
-            claim = self._next_claim
+            claim = self.method.claim_for(self.world, seed)
             scale = self._next_scale(claim)
-            own_vector = vector if scale == 1 else vector / scale
-            mixed = own_vector if feedback is None else feedback.mixed(own_vector)
+            unscaled = vector if scale == 1 else vector / scale
+            mixed = unscaled if feedback is None else feedback.mixed(unscaled)
         except Exception as error:
             self.fail(error, layout=layout, like=vector if isinstance(vector, Tensor) else None)
-        self._agree_on_limit(own_vector)
+        # Outside of both: this is a collective, which a rank that fails takes part in as well.
+        self._agree_on_limit(unscaled)
         try:
             message, finite = self._released(mixed, seed, claim)
         except Exception as error:
             self.fail(error, layout=layout, like=vector)
         self._round_index = index + 1  # whatever happens now, these hashes are used
-        told = not (finite or isinstance(claim, ProvenClaim))  # under a proof it would tell of data
-        status = RankStatus.NOT_FINITE if told else RankStatus.FINE
-        own = RankReport.of(index, self._settings_of(seed, layout, scale), status)
-        wait = self._send(message, own)
+        # Under a proof, the status would tell about the data.
+        status_told = not (finite or isinstance(claim, ProvenClaim))
+        status = RankStatus.NOT_FINITE if status_told else RankStatus.FINE
+        compared = f"{self.method.round_clip!r} {fingerprint} {scale!r} {layout}"
+        report = RankReport.of(index, digest_of(compared, self._begun), status)
+        wait = self.transport.send(message, report, method=self.method, seed=seed)
 
         def finish() -> Tensor:
             total, reports = wait()
-            check_reports(reports, own, rank=self.rank)
-            all_finite = all(one and one.status is RankStatus.FINE for one in reports.values())
+            check_reports(reports, report, rank=self.rank)
+            self.present = self.rank in reports
+            all_finite = all(told and told.status is RankStatus.FINE for told in reports.values())
             if not all_finite or (total.is_floating_point() and not is_finite(total)):
                 target = torch.empty_like(vector, dtype=torch.float32) if out is None else out
                 return target.fill_(math.nan)
-            if feedback is not None and finite and self.rank in reports:
-                feedback.keep(own_vector, mixed, self._own_table(message), seed)
+            # A message that is not in the mean was not applied: all of it is sent again.
+            if feedback is not None and finite and self.present:
+                rounded = isinstance(self.method, RoundedTables)
+                table = self.method.mean_table(message, 1) if rounded else message  # type: ignore[attr-defined]
+                feedback.keep(unscaled, mixed, table, seed)
             mean = self._decoded(total, seed, count=len(reports), out=out)
             return mean if scale == 1 else mean.mul_(scale)
 
@@ -341,7 +318,8 @@ class GroupMean(SavedByState):
     def _decoded(
         self, total: Tensor, seed: HashSeed, *, count: int, out: Tensor | None = None
     ) -> Tensor:
-        """The mean of a round whose sum is known, after which the method is the next round's."""
+        """Decode the sum of a round, and move the method to the next round."""
+        total = self.method.reduced(total)
         mean = self.method.decode(total, seed, count=count, out=out)
         self.method = self.method.after(total, count=count)
         return mean
@@ -351,11 +329,7 @@ class GroupMean(SavedByState):
 
         If others did send, the round is used up. `like` is a tensor on the device of their vectors.
         """
-        try:
-            self._send_nothing(RankStatus.FAILED, layout, like)
-        except Exception as lost:  # the group is broken, which must not hide why
-            error.add_note(f"the other ranks could not be told: {lost}")
-        raise error
+        raise_told(error, lambda: self._send_nothing(RankStatus.FAILED, layout, like))
 
     def meet(self, *, layout: str = "", like: Tensor | None = None) -> None:
         """Compare round and layout with all ranks, without a round: nothing is sent or paid for.
@@ -363,43 +337,37 @@ class GroupMean(SavedByState):
         Raises:
             MismatchError: Ranks disagree, or another one has begun a round. All ranks raise.
         """
-        own, reports = self._send_nothing(RankStatus.IDLE, layout, like)
+        report, reports = self._send_nothing(RankStatus.IDLE, layout, like)
         self._limit_round = -1
-        check_reports(reports, own, rank=self.rank)
+        check_reports(reports, report, rank=self.rank)
 
     def _send_nothing(
         self, status: RankStatus, layout: str, like: Tensor | None
     ) -> tuple[RankReport, Reports]:
         """Take part with zeros; if others did send, the round is used up."""
-        index = self._round_index
+        index, like = self._round_index, self._like if like is None else like
         self._agree_on_limit(None, like=like)
-        place = device_of(self.group, self._like if like is None else like)
-        settings = self._settings_of(self._key.seed(index), layout, 1.0)
-        own = RankReport.of(index, settings, status)
-        _, reports = self._send(self._zeros(place), own)()
-        if any(one is None or one.status is not status for one in reports.values()):
+        seed = self._key.seed(index)
+        compared = f"{self.method.round_clip!r} {seed.fingerprint.hex()} {1.0!r} {layout}"
+        report = RankReport.of(index, digest_of(compared, self._begun), status)
+        zeros = self._zeros(device_of(self.group, like))
+        _, reports = self.transport.send(zeros, report, method=self.method, seed=seed)()
+        if any(told is None or told.status is not status for told in reports.values()):
             self._round_index = index + 1
-        return own, reports
+        return report, reports
 
-    def _zeros(self, place: torch.device) -> Tensor:
+    def _zeros(self, device: torch.device) -> Tensor:
         """Cells that add nothing to a sum."""
         form = self.method.total_format
         kind = torch.float32 if form.cells == "float32" else torch.int64
-        return torch.zeros(form.shape, dtype=kind, device=place)
+        return torch.zeros(form.shape, dtype=kind, device=device)
 
     def agree(
         self, settings: Mapping[str, str], *, failure: Exception | None = None, doing: str = "start"
     ) -> str:
-        """A `handshake` of the group, with its arguments: all ranks raise, or none.
-
-        Returns the name of a new series of the account. All ranks have the same: so a state that
-        another one has saved counts no round twice.
-        """
-        common = handshake(
-            self.group, settings, device=device_of(self.group), failure=failure, doing=doing,
-            share=secrets.token_bytes(32), party=self._account.party,
-        )  # fmt: skip
-        return common.hex()
+        """Compare settings with all ranks (`Transport.agree`): all raise, or none does."""
+        party = self._account.party
+        return self.transport.agree(settings, failure=failure, doing=doing, party=party)
 
     def state_dict(self) -> dict[str, Any]:
         """Round, account and error feedback, as tensors, numbers and texts.
@@ -407,7 +375,7 @@ class GroupMean(SavedByState):
         Every rank has to keep its own. The keys are not in it, and neither is what is sent later:
         see `account_file`.
         """
-        found: dict[str, Any] = {
+        state: dict[str, Any] = {
             "settings": self._settings(),
             "round_index": self._round_index,
             "clip": self.method.round_clip or 0.0,
@@ -415,8 +383,10 @@ class GroupMean(SavedByState):
             "account": self._account.to_text(),
         }
         if self._feedback is not None and self._feedback.memory is not None:
-            found["memory"] = self._feedback.memory.clone()
-        return found
+            state["memory"] = self._feedback.memory.clone()
+        if not self.transport.in_step:  # ranks of a store may load each other's states
+            state |= {"rank": self.rank, "in_file": self._in_file}
+        return state
 
     def load_state_dict(
         self, state: Mapping[str, Any], *, failure: Exception | None = None
@@ -426,57 +396,60 @@ class GroupMean(SavedByState):
         If one of them cannot, all raise, and none has loaded anything. No rounds are forgotten:
         what the state has and this rank's account has not is added to it.
 
+        In a store each rank loads for itself, whenever it likes. From the state of another rank,
+        only what all have in common is taken; and its account, if that may be this party's from a
+        time when it had another number: a copy of this account, or an account without a file.
+
         Args:
-            state: This rank's.
+            state: State of this rank.
             failure: An error that this rank has found in it already.
 
         Raises:
             MismatchError: The state belongs to other settings, to another rank's errors, or to
                 another round than those of other ranks; or another rank failed.
+            ArgumentError: The state is of another rank of a store, which does not know what this
+                one has sent, and there is no `account_file` that does.
         """
         settings: dict[str, str] = {}
-        try:
-            if failure is None:
-                account = self._checked_state(state)
-                settings = {"round_index": str(int(state["round_index"]))}
+        others = isinstance(state, Mapping) and state.get("rank", self.rank) != self.rank
+        with Caught() as caught:
+            if failure is not None:
+                raise failure
+            if others and self.proven and not self._in_file:
+                raise ArgumentError(
+                    "account_file must be given to go on from the state of another rank, which "
+                    "does not know what this one has sent"
+                )
+            if not others:
+                self._check_state(state)
+            account = Account.from_text(state["account"])
+            if not others or account.party == self._account.party or not state["in_file"]:
                 self._account.merge(account)
-        except Exception as error:  # the others must learn of it, or they would wait
-            failure, settings = error, {}
-        self.agree(settings, failure=failure, doing="load its state")
-        self._go_on_from(state)
-        if self._feedback is not None:
+            settings = {"round_index": str(int(state["round_index"]))}
+        compared = settings if caught.error is None else {}
+        self.agree(compared, failure=caught.error, doing="load its state")
+        self._round_index = int(state["round_index"])
+        self.method = self._first.at_clip(state["clip"]) if state["clip"] else self._first
+        self._limit_agreed = bool(state["limit_agreed"]) or not self._wants_limit
+        self._limit_round = -1
+        if self._feedback is not None and not others:
             memory = state.get("memory")
             self._feedback.memory = None if memory is None else memory.clone()
 
-    def _go_on_from(self, state: Mapping[str, Any]) -> None:
-        """Take over what a state has in common with those of all other ranks."""
-        self._round_index = int(state["round_index"])
-        self.method = self._first.at_clip(state["clip"]) if state["clip"] else self._first
-        self._limit_agreed, self._limit_round = bool(state["limit_agreed"]), -1
-
-    def _checked_state(self, state: Mapping[str, Any]) -> Account:
-        """The account of a state that belongs here."""
-        if not isinstance(state, Mapping):
-            raise ArgumentError(f"state must be a mapping, got {type(state).__name__}")
-        if state.get("settings") != self._settings():
-            why = difference(self._settings(), str(state.get("settings")))
-            raise MismatchError(f"the state must be of the same mean, but {why}")
+    def _check_state(self, state: Mapping[str, Any]) -> None:
         needed = ("round_index", "clip", "limit_agreed", "account")
-        if missing := [name for name in needed if name not in state]:
-            raise MismatchError(f"the state must have {', '.join(missing)}")
+        check_state(state, self._settings(), of="mean", needed=needed)
         memory, shape = state.get("memory"), (self.method.dim,)
         if memory is not None and tuple(memory.shape) != shape:
             raise MismatchError(f"memory must have the shape {shape}, got {tuple(memory.shape)}")
-        return Account.from_text(state["account"])
 
     def _check_vectors(self, vector: Tensor, out: Tensor | None) -> None:
         if not isinstance(vector, Tensor) or vector.dtype not in (torch.float32, torch.float64):
             kind = vector.dtype if isinstance(vector, Tensor) else type(vector).__name__
             raise ArgumentError(f"vector must be a float32 or float64 tensor, got {kind}")
         if tuple(vector.shape) != (self.method.dim,):
-            raise MismatchError(
-                f"vector must have the shape ({self.method.dim},), got {tuple(vector.shape)}"
-            )
+            got = tuple(vector.shape)
+            raise MismatchError(f"vector must have the shape ({self.method.dim},), got {got}")
         self._like = vector.new_empty(0)
         if out is not None:
             check_out(out, self.method.dim, device=vector.device)
@@ -493,50 +466,38 @@ class GroupMean(SavedByState):
             )
         return scale
 
+    @property
+    def _wants_limit(self) -> bool:
+        """Whether ranks choose the limit of rounded cells together.
+
+        Not where something is claimed, as sizes of vectors are data, or where a limit was given.
+        """
+        first = self._first
+        wanted = isinstance(first, RoundedTables) and first.wants_limit
+        return wanted and isinstance(first.claim_for(self.world, self._key.seed(0)), NoClaim)
+
     def _agree_on_limit(self, vector: Tensor | None, *, like: Tensor | None = None) -> None:
         """Before the first round, choose the limit of rounded cells by what all ranks will encode.
 
-        A rank that fails has nothing, and one whose vector is zero or not finite has no say; if
-        none has, the next round tries again. Nothing is done where something is claimed, as the
-        sizes of vectors are data, or where the method has a limit of its own: it starts there.
+        A rank that fails has no vector, and one whose vector is zero or not finite has no say; if
+        no rank has, the next round tries again.
         """
-        method, seed = self.method, self._key.seed(0)
-        if self._limit_agreed or not isinstance(method, RoundedTables) or method.grid is None:
+        method, index = self.method, self._round_index
+        if self._limit_agreed or self._limit_round == index:  # or a rank fails after it has tried
             return
-        if self._limit_round == self._round_index:
-            return  # a rank that fails after it has tried
-        self._limit_round = self._round_index
-        wanted = isinstance(self._first, RoundedTables) and self._first.wants_limit
-        if not wanted or not isinstance(method.claim_for(self.world, seed), NoClaim):
-            self._limit_agreed = True
-            return
+        assert isinstance(method, RoundedTables)  # noqa: S101 (for the type checker)
+        self._limit_round = index
         limit = None if vector is None else method.limit_for(vector)
         if limit is not None and self._feedback is not None:
-            limit *= self._feedback.immediate  # of a first vector so much is encoded
-        size = self._common_size(None if limit is None else math.log2(limit), like)
+            limit *= self._feedback.immediate  # the share of a first vector that is encoded
+        size = self.transport.join(
+            None if limit is None else math.log2(limit), largest=method.reaches_largest,
+            round_index=index, like=self._like if like is None else like,
+        )  # fmt: skip
         if size is not None:
             low, high = LIMITS
             self.method = method.at_clip(min(max(2.0**size, low), high))
             self._limit_agreed = True
-
-    @property
-    def _by_largest(self) -> bool:
-        return isinstance(self._first, RoundedTables) and self._first.reaches_largest
-
-    def _common_size(self, size: float | None, like: Tensor | None) -> float | None:
-        """The mean of a number over the ranks that have one, or the largest, as the grid wants."""
-        place = device_of(self.group, self._like if like is None else like)
-        reduced = dist.ReduceOp.MAX if self._by_largest else dist.ReduceOp.SUM
-        nothing = [-1e9 if self._by_largest else 0.0, 0.0]
-        sizes = torch.tensor(nothing if size is None else [size, 1.0], device=place)
-        dist.all_reduce(sizes, reduced, group=self.group)
-        total, count = sizes.tolist()
-        return total / count if count else None
-
-    def _own_table(self, message: Tensor) -> Tensor:
-        """The table that a message stands for."""
-        method = self.method
-        return method.mean_table(message, 1) if isinstance(method, RoundedTables) else message
 
     def _released(self, vector: Tensor, seed: HashSeed, claim: Claim) -> tuple[Tensor, bool]:
         """The message, paid for, with the server's noise at rank 0; whether the vector is finite.
@@ -556,12 +517,13 @@ class GroupMean(SavedByState):
         if released.encoded is None:
             message = self._zeros(vector.device)
         else:
-            encoded = released.encoded[0]
-            message, self.saturated = encoded.messages, encoded.saturated
-        if self.saturated is not None and self.saturated.device.type == "cpu":  # no waiting
+            message, counts = released.encoded.messages[0], released.encoded.saturated
+            self.saturated = None if counts is None else counts[0]
+        # On a GPU, to look at the count would make the processor wait for the message.
+        if self.saturated is not None and self.saturated.device.type == "cpu":
             self._saturation.see(
-                int(self.saturated), method.message_format.cell_count, limit=method.round_clip,
-                index=index, whose=f" of rank {self.rank}",
+                int(self.saturated), message.numel(), limit=method.round_clip, index=index,
+                whose=f" of rank {self.rank}",
             )  # fmt: skip
         if not finite:
             what = f"round {index}: NaN or infinite values in the vector of rank {self.rank}"
@@ -570,50 +532,18 @@ class GroupMean(SavedByState):
             else:
                 text = f"{what}, which makes the mean NaN on all ranks"
                 warnings.warn(text, NonFiniteUpdate, stacklevel=3)
-        central = method.central_noise(release_noise(method, claim)) if self.rank == 0 else None
-        if central is not None:
-            message = message + central.to(message.device)
+        if self.rank == 0 and claim.scope.trust is Trust.CENTRAL:
+            central = method.central_noise(release_noise(method, claim))
+            message = message if central is None else message + central.to(message.device)
         return message, finite
-
-    def _send(self, message: Tensor, own: RankReport) -> Callable[[], tuple[Tensor, Reports]]:
-        """Begin the round's one collective.
-
-        The function that is returned waits for the sum of all messages as it is published, and
-        what all ranks say.
-        """
-        flat, packing = message.reshape(-1), self._packing
-        if packing is not None:
-            flat = packing.pack(flat)
-        flat = flat.to(self._sum_type)  # modulo 2**32, if it is a modulo at all
-        control = control_cells(own, rank=self.rank, world=self.world, like=flat)
-        payload = torch.cat([flat, control])
-        work = dist.all_reduce(payload, group=self.group, async_op=True)
-
-        def wait() -> tuple[Tensor, Reports]:
-            if work is not None:  # as it is where this process is not of the group
-                work.wait()
-            summed = payload[: flat.numel()]
-            if packing is not None:
-                summed = packing.unpack(summed, message.numel())
-            kind = torch.float32 if message.is_floating_point() else torch.int64
-            total = summed.to(kind).reshape(self.method.total_format.shape)
-            reports = read_reports(payload[flat.numel() :])
-            return self.method.reduced(total), dict(enumerate(reports))
-
-        return wait
-
-    def _settings_of(self, seed: HashSeed, layout: str, scale: float) -> str:
-        """Text of all that has to be the same on all ranks in a round."""
-        clip = self.method.round_clip
-        return f"{_PROTOCOL} {self._first} {clip!r} {seed.fingerprint.hex()} {scale!r} {layout}"
 
     def _settings(self) -> str:
         """Text of all that a state belongs to."""
-        feedback, own = self._feedback, ""
-        if feedback is not None:
-            own = f", immediate={feedback.immediate!r}, rank={self.rank}"
-        fingerprint = self._key.seed(0).fingerprint.hex()
-        return f"method={self._first}, key={fingerprint}, ranks={self.world}{own}"
+        key = self._key.seed(0).fingerprint.hex()
+        text = f"method={self._first}, key={key}, ranks={self.world}"
+        if self._feedback is not None:  # its memory is of this rank alone
+            text += f", immediate={self._feedback.immediate!r}, rank={self.rank}"
+        return text
 
 
 def all_reduce_mean(
@@ -626,9 +556,9 @@ def all_reduce_mean(
     """Replace tensors by their means over all ranks, in place: one round, without DDP.
 
     Args:
-        tensors: Of any floating type; together as many numbers as the method's `dim`, in the same
-            order on all ranks. Of a DTensor, such as a gradient of `fully_shard`, those that this
-            rank holds: the group must then be of ranks that hold the same part.
+        tensors: Tensors of any floating type; together as many numbers as the method's `dim`, in
+            the same order on all ranks. Of a DTensor, such as a gradient of `fully_shard`, those
+            that this rank holds: the group must then be of ranks that hold the same part.
         mean: How they are averaged: `GroupMean(method, key=key)`, made once for all rounds, which
             counts what they cost. Or a method, for a single round: ranks then make up a key for
             its hashes and compare their options, by two small gathers, and nothing is counted.
@@ -641,10 +571,8 @@ def all_reduce_mean(
         MismatchError: Ranks disagree, or the tensors have another number of coordinates.
     """
     if isinstance(mean, Method):
-        check_started()
-        # Hashes that no other round has: from bytes of all ranks.
-        share = secrets.token_bytes(32)
-        key = SketchKey(handshake(group, {}, device=device_of(group), share=share))
+        # Hashes that no other round has: from random bytes of all ranks.
+        key = SketchKey(bytes.fromhex(transport_of(group).agree({})))
         mean = GroupMean(mean, key=key, group=group, trusted_group=trusted_group)
     elif not isinstance(mean, GroupMean):
         raise ArgumentError(f"mean must be a GroupMean or a Method, got {type(mean).__name__}")
@@ -653,10 +581,8 @@ def all_reduce_mean(
     try:
         for tensor in tensors:
             if tensor.layout != torch.strided or not tensor.is_floating_point():
-                raise ArgumentError(
-                    "tensors must be dense and of a floating type, got a "
-                    f"{tensor.dtype} tensor with the layout {tensor.layout}"
-                )
+                kind = f"{tensor.dtype}, {tensor.layout}"
+                raise ArgumentError(f"tensors must be dense and of a floating type, got {kind}")
             if isinstance(tensor, sharded_kinds()[1]):
                 check_disjoint(mean.group, tensor.device_mesh.get_all_groups())  # type: ignore[attr-defined]
         parts = [local_part(tensor) for tensor in tensors]
@@ -664,7 +590,8 @@ def all_reduce_mean(
         vector = torch.cat(flat) if flat else torch.zeros(0)
     except Exception as error:
         mean.fail(error)
-    found = mean.mean(vector, layout=str([tuple(tensor.shape) for tensor in tensors]))
+    means = mean.mean(vector, layout=str([tuple(tensor.shape) for tensor in tensors]))
     with torch.no_grad():
-        for part, values in zip(parts, torch.split(found, [len(one) for one in flat]), strict=True):
+        sizes = [len(values) for values in flat]
+        for part, values in zip(parts, torch.split(means, sizes), strict=True):
             part.copy_(values.view(part.shape))

@@ -18,24 +18,24 @@ from torch.nn.parallel import DistributedDataParallel
 
 from diffsketch.ddp.agreement import (
     LOGGER,
+    Caught,
     SavedByState,
-    check_started,
-    control_bytes,
-    device_of,
+    Transport,
     digest_of,
     fail_together,
-    handshake,
+    is_started,
+    transport_of,
 )
 from diffsketch.ddp.group import GroupMean, Scaler, all_reduce_mean
-from diffsketch.ddp.weights import named_digest, sharded_kinds, trained
+from diffsketch.ddp.weights import check_floating, named_digest, sharded_kinds, trained
 from diffsketch.errors import ArgumentError, MismatchError, check_between, check_whole
 from diffsketch.methods.base import Method, build_method, settings_of
 from diffsketch.privacy.accounting.account import Budget
 from diffsketch.privacy.claim import Claim, Epsilon, NoClaim
 from diffsketch.sketch.hashing import SketchKey
 
-# A bucket's future and buffer, and its gradients with the place of each in the vector.
-_Pending: TypeAlias = tuple[Future[Tensor], Tensor, list[tuple[Tensor, int]]]
+# A bucket's future and buffer, and its parameters with their gradients.
+_Pending: TypeAlias = tuple[Future[Tensor], Tensor, list[tuple[Tensor, Tensor]]]
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -54,33 +54,22 @@ _COMPARED = "diffsketch compared "
 # weights, which `check_wrapping` finds to be those that all ranks had. The second forward pass
 # tells all ranks in which order rank 0's gradients came in the first backward pass: the model's own
 # order, as long as its graph does not depend on data. In a `guard` that is not sent.
-_CHANNELS: tuple[tuple[Callable[[Any], Any], str, str], ...] = (
-    (
-        # The buffers that DDP has broadcast when it wrapped the module, and will in forward passes,
-        # if options of whatever name say so.
-        lambda ddp: ddp.modules_buffers,
-        "DistributedDataParallel sends rank 0's buffers, such as means of BatchNorm, to all ranks",
-        f"{_WRAP}, which leaves each rank its own, or use layers without buffers (GroupNorm)",
-    ),
-    (
-        lambda ddp: any(isinstance(one, nn.SyncBatchNorm) for one in ddp.modules()),
-        "SyncBatchNorm sends statistics of each rank's batch, and makes all gradients depend "
-        "on them",
-        "use layers that look at one example at a time (GroupNorm, LayerNorm)",
-    ),
-    (lambda ddp: ddp.find_unused_parameters, f"with find_unused_parameters {_USED}", _USE_ALL),
-    (lambda ddp: ddp.static_graph, f"with static_graph {_USED} in the first step", _USE_ALL),
-    (
-        lambda ddp: getattr(ddp, "_delay_all_reduce_params", ()),
-        "delay_all_reduce_named_params averages gradients without the hook",
-        "wrap without it",
-    ),
-    (
-        lambda ddp: getattr(getattr(ddp, "_join_config", None), "enable", False),
-        "join tells all ranks how many inputs a rank has",
-        "give all ranks the same number of steps",
-    ),
-)
+_CHANNELS: tuple[tuple[Callable[[Any], Any], str], ...] = (
+    # The buffers that DDP has broadcast when it wrapped the module, and will in forward passes, if
+    # options of whatever name say so.
+    (lambda ddp: ddp.modules_buffers,
+     "DistributedDataParallel sends rank 0's buffers, such as means of BatchNorm, to all ranks; "
+     f"{_WRAP}, which leaves each rank its own, or use layers without buffers (GroupNorm)"),
+    (lambda ddp: any(isinstance(module, nn.SyncBatchNorm) for module in ddp.modules()),
+     "SyncBatchNorm sends statistics of each rank's batch, and makes all gradients depend on them; "
+     "use layers that look at one example at a time (GroupNorm, LayerNorm)"),
+    (lambda ddp: ddp.find_unused_parameters, f"with find_unused_parameters {_USED}; {_USE_ALL}"),
+    (lambda ddp: ddp.static_graph, f"with static_graph {_USED} in the first step; {_USE_ALL}"),
+    (lambda ddp: getattr(ddp, "_delay_all_reduce_params", ()),
+     "delay_all_reduce_named_params averages gradients without the hook; wrap without it"),
+    (lambda ddp: getattr(getattr(ddp, "_join_config", None), "enable", False),
+     "join tells all ranks how many inputs a rank has; give all ranks the same number of steps"),
+)  # fmt: skip
 
 
 def check_averaged(model: nn.Module) -> None:
@@ -88,28 +77,20 @@ def check_averaged(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"model must be a module, got {type(model).__name__}")
     modules, tensors = sharded_kinds()
-    values: list[object] = [parameter.data for parameter in model.parameters()]
-    if any(isinstance(one, modules) for one in model.modules()) or any(
-        isinstance(one, tensors) for one in values
-    ):
+    values: list[Any] = [parameter.data for parameter in model.parameters()]
+    if any(isinstance(part, modules + tensors) for part in [*model.modules(), *values]):
         raise ArgumentError(
-            "model must not be sharded: FSDP and tensor-parallel modules hold parts of their "
-            "parameters and average gradients by themselves, without DDP's hook. Shard inside a "
+            "model must not be sharded, as shards are averaged without DDP's hook: shard inside a "
             "machine with fully_shard and use diffsketch.ddp.LocalSteps between machines, with "
             "group= the ranks that hold the same shard"
         )
-    ddp = isinstance(model, DistributedDataParallel)
-    if ddp and getattr(model, "mixed_precision", None) is not None:
+    wrapped = isinstance(model, DistributedDataParallel)
+    if wrapped and getattr(model, "mixed_precision", None) is not None:
         raise ArgumentError(
             "mixed_precision of DistributedDataParallel must be None: it is a hook itself, and "
             "there can be one; use torch.autocast, or parameters of type bfloat16"
         )
-    for name, parameter in trained(model).items():
-        if not parameter.is_floating_point():
-            raise ArgumentError(
-                f"parameters must be of real floating types, got {name} of type "
-                f"{parameter.dtype}; keep complex ones as two real parts (torch.view_as_real)"
-            )
+    check_floating(trained(model))
 
 
 def same_weights(module: Module, group: dist.ProcessGroup | None = None) -> Module:
@@ -131,21 +112,14 @@ def same_weights(module: Module, group: dist.ProcessGroup | None = None) -> Modu
         ArgumentError: It is no module, or is wrapped already. The other ranks raise as well.
         MismatchError: Weights differ, or another rank failed. All ranks raise.
     """
-    check_started()
-    failure: Exception | None = None
-    digest = ""
-    try:
+    transport, digest = transport_of(group), ""
+    with Caught() as caught:
         if not isinstance(module, nn.Module) or isinstance(module, DistributedDataParallel):
             raise ArgumentError(
                 f"module must be one that is not wrapped yet, got {type(module).__name__}: {_WRAP}"
             )
         digest = named_digest(dict(module.named_parameters()))
-    except Exception as error:  # the others must learn of it, or they would wait
-        failure = error
-    handshake(
-        group, {"weights": digest}, device=device_of(group), failure=failure,
-        doing="compare its weights",
-    )  # fmt: skip
+    transport.agree({"weights": digest}, failure=caught.error, doing="compare its weights")
     before = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
     names = {name for name in before if not name.startswith(_COMPARED)}
     # All names of a buffer that has several: they may part later.
@@ -164,26 +138,26 @@ def check_wrapping(model: nn.Module, method: str) -> None:
     if not isinstance(model, DistributedDataParallel):
         raise ArgumentError(
             f"model must be wrapped in DistributedDataParallel before a state of method={method!r} "
-            "is made: what DDP sends beside the hook decides whether its claim holds, got "
-            f"{type(model).__name__}"
+            f"is made, as its claim is about all that DDP sends, got {type(model).__name__}"
         )
     check_nothing_else_is_sent(model, method)
     digest = named_digest(dict(model.module.named_parameters()))
     if _COMPARED + digest not in model.parameters_to_ignore:
-        raise ArgumentError(
-            f"the claim of method={method!r} does not cover all that is sent: "
-            "DistributedDataParallel gave rank 0's weights to all ranks, and nothing says that "
-            f"they had them before; {_WRAP}, and go on before weights change"
-        )
+        raise _uncovered(
+            method, "DistributedDataParallel gave rank 0's weights to all ranks, and nothing says "
+            f"that they had them before; {_WRAP}, and go on before weights change"
+        )  # fmt: skip
 
 
 def check_nothing_else_is_sent(model: nn.Module, method: str) -> None:
     """Raise an `ArgumentError` if DDP would send what the method's claim is not about."""
-    for sends, what, instead in _CHANNELS:
+    for sends, what in _CHANNELS:
         if sends(model):
-            raise ArgumentError(
-                f"the claim of method={method!r} does not cover all that is sent: {what}; {instead}"
-            )
+            raise _uncovered(method, what)
+
+
+def _uncovered(method: str, what: str) -> ArgumentError:
+    return ArgumentError(f"the claim of method={method!r} does not cover all that is sent: {what}")
 
 
 class HookState(SavedByState):
@@ -222,32 +196,25 @@ class HookState(SavedByState):
         self.mean = mean
         self._vector: Tensor | None = None
         self._pending: list[_Pending] = []  # buckets whose result is still to come
-        self._failure: Exception | None = None
-        failure: Exception | None = None
-        settings: dict[str, str] = {}
-        try:
+        self._layout = ""
+        with Caught() as caught:
             self._place(model)
-            settings = {"layout": self._layout}
-        except Exception as error:  # the others must learn of it, or they would wait
-            failure = error
-        mean.agree(settings, failure=failure)
+        mean.agree({"layout": self._layout}, failure=caught.error)
 
     def _place(self, model: nn.Module) -> None:
         """Give every parameter its place, if the model can be averaged."""
         check_averaged(model)
         self._model = weakref.ref(model)  # the model has the state already
         self._parameters = trained(model)
-        self._places: dict[int, int] = {}
-        begin = 0
+        self._names = {id(parameter): name for name, parameter in self._parameters.items()}
+        self._places: dict[int, slice] = {}
+        end = 0
         for parameter in self._parameters.values():
-            self._places[id(parameter)] = begin
-            begin += parameter.numel()
+            self._places[id(parameter)] = slice(end, end + parameter.numel())
+            end += parameter.numel()
         dim = self.mean.method.dim
-        if begin != dim:
-            raise MismatchError(
-                f"the method must have dim={begin}, as the model has parameters that require a "
-                f"gradient, got dim={dim}"
-            )
+        if end != dim:
+            raise MismatchError(f"the method must have dim={end}, as the model has, got dim={dim}")
         shapes = [f"{name} {tuple(p.shape)} {p.dtype}" for name, p in self._parameters.items()]
         self._layout = f"{digest_of(chr(10).join(shapes)):016x}"
         self._claims = not isinstance(self.claim, NoClaim)
@@ -274,7 +241,7 @@ class HookState(SavedByState):
             MismatchError: The state belongs to other settings, another model or another rank, or
                 another rank cannot load its own. All ranks raise, and none has loaded anything.
         """
-        failure: Exception | None = None
+        failure = None
         if isinstance(state, Mapping) and state.get("layout") != self._layout:
             failure = MismatchError(
                 "the state must be of a model with the same parameters, in their order, shapes and "
@@ -284,16 +251,13 @@ class HookState(SavedByState):
 
     def take(self, bucket: Any) -> Future[Tensor]:
         """Take a bucket of the step; with the last one, all are averaged."""
+        if bucket.index() == 0:  # a backward pass that was interrupted may have left some
+            self._pending = []
         buffer, parts = bucket.buffer(), []
-        try:
-            if bucket.index() == 0:  # a backward pass that was interrupted may have left some
-                self._pending, self._failure = [], None
-                self._check_model()
-            parts = self._copied(bucket, buffer)
-        except Exception as error:  # raised with the last bucket, lest other ranks wait
-            self._failure = self._failure or error
-        future = _future_of(buffer)
-        self._pending.append((future, buffer, parts))
+        if buffer.layout == torch.strided:
+            parts = [*zip(bucket.parameters(), bucket.gradients(), strict=True)]
+        self._pending.append((_future_of(buffer), buffer, parts))
+        future = self._pending[-1][0]
         if bucket.is_last():
             self._finish()
         return future
@@ -351,47 +315,29 @@ class HookState(SavedByState):
         try:
             with model.no_sync():  # an error would leave DDP in the middle of a step
                 yield
-            gradients = [
-                torch.zeros_like(each) if each.grad is None else each.grad.to_dense()
-                for each in parameters
-            ]
+            gradients = [torch.zeros_like(p) if p.grad is None else p.grad.to_dense()
+                         for p in parameters]  # fmt: skip
         except Exception as error:
             if not self.mean.proven:
                 self.mean.fail(error, like=parameters[0])
             LOGGER.exception("the step counts as zeros, with its noise, since its code raised")
-            gradients = [torch.zeros_like(each) for each in parameters]
+            gradients = [torch.zeros_like(parameter) for parameter in parameters]
         all_reduce_mean(gradients, self.mean)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
 
-    def _copied(self, bucket: Any, buffer: Tensor) -> list[tuple[Tensor, int]]:
-        """Copy the gradients to their places."""
-        if buffer.layout != torch.strided:
-            raise ArgumentError(f"gradients must be dense, got a {buffer.layout} tensor")
-        if self._vector is None or self._vector.device != buffer.device:
-            self._vector = torch.zeros(self.mean.method.dim, device=buffer.device)
-        parts = []
-        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
-            begin = self._places.get(id(parameter))
-            if begin is None:
-                raise MismatchError(
-                    f"a parameter of the shape {tuple(parameter.shape)} was not there, or required "
-                    "no gradient, when the hook's state was made: make a new state, and wrap the "
-                    "module in DDP anew"
-                )
-            self._vector[begin : begin + gradient.numel()].copy_(gradient.reshape(-1))
-            parts.append((gradient, begin))
-        return parts
-
     def _finish(self) -> None:
-        """Average the vector, copy the mean to the buckets and complete their futures."""
+        """Average the gradients of all buckets in place, and complete their futures."""
         pending, self._pending = self._pending, []
         try:
-            mean = self._averaged(pending)
-            for _, _, parts in pending:
-                for gradient, begin in parts:
-                    part = mean[begin : begin + gradient.numel()]
-                    gradient.copy_(part.view(gradient.shape))
+            try:  # all that can fail at this rank alone
+                self._check_model()
+                vector, places = self._gathered(pending)
+            except Exception as error:
+                self.mean.fail(error, layout=self._layout, like=pending[0][1])
+            self.mean.mean(vector, layout=self._layout, out=vector)
+            for gradient, place in places:
+                gradient.copy_(vector[place].view(gradient.shape))
         except Exception as error:
             for future, _, _ in pending:
                 future.set_exception(error)  # type: ignore[arg-type]
@@ -399,28 +345,32 @@ class HookState(SavedByState):
         for future, buffer, _ in pending:
             future.set_result(buffer)
 
-    def _averaged(self, pending: Sequence[_Pending]) -> Tensor:
-        filled = {begin for _, _, parts in pending for _, begin in parts}
-        missing = [
-            name
-            for name, parameter in self._parameters.items()
-            if self._places[id(parameter)] not in filled
-        ]
-        failure = self._failure
-        if failure is None and missing:
-            more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
-            failure = MismatchError(
-                f"DDP has no gradients of {', '.join(missing[:_NAMED])}{more}: the hook's state is "
+    def _gathered(self, pending: Sequence[_Pending]) -> tuple[Tensor, list[tuple[Tensor, slice]]]:
+        """Copy the gradients to one vector, and return it with the place of each."""
+        device, missing = pending[0][1].device, dict(self._names)
+        if self._vector is None or self._vector.device != device:
+            self._vector = torch.zeros(self.mean.method.dim, device=device)
+        # The vector is used again in every step, so all of its places must be written anew.
+        places = []
+        for _, buffer, parts in pending:
+            if buffer.layout != torch.strided:
+                raise ArgumentError(f"gradients must be dense, got a {buffer.layout} tensor")
+            for parameter, gradient in parts:
+                if missing.pop(id(parameter), None) is None:
+                    raise MismatchError(
+                        f"a parameter of the shape {tuple(parameter.shape)} was not trained when "
+                        "the hook's state was made: make a new state, and wrap the module anew"
+                    )
+                places.append((gradient, self._places[id(parameter)]))
+                self._vector[places[-1][1]].copy_(gradient.reshape(-1))
+        if missing:
+            names = list(missing.values())
+            more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+            raise MismatchError(
+                f"DDP has no gradients of {', '.join(names[:_NAMED])}{more}: the hook's state is "
                 "of another model, or was made before parameters were frozen"
             )
-        if failure is None and self._vector is None:
-            failure = MismatchError("a step must have gradients, got none")
-        if failure is not None or self._vector is None:
-            self._failure = None
-            assert failure is not None  # noqa: S101 (for the type checker)
-            like = pending[0][1] if pending else None
-            self.mean.fail(failure, layout=self._layout, like=like)
-        return self.mean.mean(self._vector, layout=self._layout, out=self._vector)
+        return self._vector, places
 
 
 def sketch_hook(
@@ -462,21 +412,12 @@ def keeps_own_gradients(model: nn.Module) -> bool:
 
 
 def sketch_state(
-    model: nn.Module,
-    method: str | Method,
-    *,
-    seed: int | None = None,
-    key: SketchKey | None = None,
-    compression: float | None = None,
-    group: dist.ProcessGroup | None = None,
-    error_feedback: bool = False,
-    immediate: float | None = None,
-    budget: Budget | None = None,
-    trusted_group: bool = False,
-    scaler: Scaler | None = None,
-    account_file: str | Path | None = None,
-    **settings: object,
-) -> HookState:
+    model: nn.Module, method: str | Method, *, seed: int | None = None,
+    key: SketchKey | None = None, compression: float | None = None,
+    group: dist.ProcessGroup | None = None, error_feedback: bool = False,
+    immediate: float | None = None, budget: Budget | None = None, trusted_group: bool = False,
+    scaler: Scaler | None = None, account_file: str | Path | None = None, **settings: object,
+) -> HookState:  # fmt: skip
     """The state of `sketch_hook` for a model. All processes must make it, at the same point.
 
     Args:
@@ -504,26 +445,22 @@ def sketch_state(
     """
     if isinstance(model, DistributedDataParallel) and group is None:
         group = model.process_group
-    try:
+    with Caught() as caught:
         check_averaged(model)
-        secret = key_from(seed, key)
-        started = dist.is_available() and dist.is_initialized()  # or the mean will say so
-        cohort = dist.get_world_size(group) if started else 1
-        method = method_from(
-            method, settings, compression, cohort=cohort, control=control_bytes(cohort),
-            dim=sum(parameter.numel() for parameter in trained(model).values()),
-        )  # fmt: skip
-    except Exception as error:
-        fail_together(group, error)
+        secret, dim = key_from(seed, key), sum(p.numel() for p in trained(model).values())
+        to = transport_of(group) if is_started() else None  # or the mean will say so
+        chosen = method_from(method, settings, compression, dim=dim, to=to)
+    if caught.error is not None:
+        fail_together(group, caught.error)
     mean = GroupMean(
-        method, key=secret, group=group, error_feedback=error_feedback, immediate=immediate,
+        chosen, key=secret, group=group, error_feedback=error_feedback, immediate=immediate,
         budget=budget, trusted_group=trusted_group, scaler=scaler, account_file=account_file,
     )  # fmt: skip
     return HookState(model, mean)
 
 
 def key_from(seed: int | None, key: SketchKey | None) -> SketchKey:
-    """The key of the hashes, from the one of the two arguments that is given."""
+    """Return the key of the hashes, from the one of the two arguments that is given."""
     if seed is not None and key is None:
         check_whole("seed", seed, least=0)
         return SketchKey.from_integer(seed)
@@ -534,31 +471,34 @@ def key_from(seed: int | None, key: SketchKey | None) -> SketchKey:
 
 def method_from(
     method: str | Method, settings: dict[str, object], compression: float | None, *, dim: int,
-    cohort: int, control: int,
+    to: Transport | None,
 ) -> Method:  # fmt: skip
-    """The method as given, or built from its name, its settings and a compression.
+    """Return a method as it is, or build it from its name, its settings and a compression.
 
-    To be called right where a user's call arrives, which warnings are about.
+    Warns where control bytes are more than the compression leaves for the cells. To be called right
+    where a user's call arrives, which the warning is about.
     """
-    if isinstance(method, str):
-        if compression is not None:
-            settings = with_compression(
-                method, settings, compression, dim=dim, cohort=cohort, control=control
+    cohort, control = (1, 0) if to is None else (to.world, to.control_bytes)
+    if isinstance(method, Method):
+        if settings or compression is not None:
+            raise ArgumentError("settings must not be given with a method that has its own")
+        return method
+    if compression is not None:
+        settings = with_compression(method, settings, compression, dim=dim, cohort=cohort)
+        if (room := 4 * dim / compression) < control:
+            most = 4 * dim / (room + control)
+            warnings.warn(
+                f"compression={compression:g} leaves {room:.3g} bytes of {4 * dim:,} for the "
+                f"cells, and {control} more are for control: {most:.0f}x at the most",
+                stacklevel=3,
             )
-        return build_method(method, dim=dim, cohort=cohort, settings=settings)
-    if settings or compression is not None:
-        raise ArgumentError("settings must not be given with a method that has its own")
-    return method
+    return build_method(method, dim=dim, cohort=cohort, settings=settings)
 
 
 def with_compression(
-    name: str, settings: dict[str, object], compression: float, *, dim: int, cohort: int,
-    control: int,
-) -> dict[str, object]:  # fmt: skip
-    """Settings with the columns that a compression means, in bytes of the cells.
-
-    Warns where the bytes of `control`, which go beside them, are more.
-    """
+    name: str, settings: dict[str, object], compression: float, *, dim: int, cohort: int
+) -> dict[str, object]:
+    """Settings with the columns that a compression means, in bytes of the cells."""
     if "cols" not in settings_of(name):
         raise ArgumentError(f"compression is for methods with tables, got method={name!r}")
     if "cols" in settings:
@@ -574,10 +514,4 @@ def with_compression(
         bits = build_method(name, dim=dim, cohort=cohort, settings=settings).message_format.bits
         cols = math.floor(32 * dim / (bits * compression * rows))
         settings["cols"] = max(1, min(cols, dim))
-    if (room := 4 * dim / compression) < control:
-        warnings.warn(
-            f"compression={compression:g} leaves {room:.3g} bytes of {4 * dim:,} for the cells, "
-            f"and {control} more are for control: {4 * dim / (room + control):.0f}x at the most",
-            stacklevel=4,
-        )
     return settings

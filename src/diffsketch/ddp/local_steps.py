@@ -28,29 +28,26 @@ from torch import Tensor, nn
 
 from diffsketch.ddp.agreement import (
     LOGGER,
+    Caught,
+    GroupTransport,
     SavedByState,
-    check_started,
-    control_bytes,
+    Transport,
+    check_state,
     device_of,
     fail_together,
+    transport_of,
 )
 from diffsketch.ddp.group import GroupMean
-from diffsketch.ddp.hook import (
-    check_wrapping,
-    keeps_own_gradients,
-    key_from,
-    method_from,
-)
+from diffsketch.ddp.hook import check_wrapping, keeps_own_gradients, key_from, method_from
 from diffsketch.ddp.store import RunOver, StoreGroup, StoreMean
-from diffsketch.ddp.weights import CommonWeights, LocalWeights, bits_digest, check_disjoint
-from diffsketch.errors import (
-    ArgumentError,
-    MismatchError,
-    check,
-    check_positive,
-    check_whole,
-    difference,
+from diffsketch.ddp.weights import (
+    CommonWeights,
+    LocalWeights,
+    bits_digest,
+    check_disjoint,
+    check_shapes,
 )
+from diffsketch.errors import ArgumentError, MismatchError, check, check_positive, check_whole
 from diffsketch.methods.base import Method, is_finite, settings_of
 from diffsketch.methods.gate import NonFiniteUpdate
 from diffsketch.privacy.accounting.account import Budget
@@ -60,7 +57,7 @@ from diffsketch.sketch.hashing import SketchKey
 COMPRESSION = 32.0
 """Compression of an exchange if neither it nor the sizes of a table are given."""
 
-# What the ranks of a machine tell each other of an exchange; the largest number counts.
+# Status of an exchange that the ranks of a machine tell each other; the largest number counts.
 _NOTHING, _MEAN, _NOT_FINITE, _FAILED = range(4)
 
 
@@ -72,11 +69,29 @@ class _Fragment:
     offset: int  # it is sent in steps that leave this remainder
     mean: GroupMean | None  # None where another rank of the machine sends
     at: int | None = None  # step in which the exchange under way was begun
-    sent: Tensor | None = None
+    sent: Tensor | None = None  # this rank's change of the weights
     wait: Callable[[], Tensor] | None = None
-    found: Tensor | None = None
+    mean_change: Tensor | None = None
     failure: Exception | None = None
     level: int | None = None  # step since which nothing but its last exchange has changed it
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of the exchange, which must have been waited for."""
+        kept = {"at": self.at, "level": self.level, "sent": self.sent, "found": self.mean_change}
+        return {
+            name: value.clone() if isinstance(value, Tensor) else value
+            for name, value in kept.items()
+            if value is not None
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
+        """Take over a state."""
+        self.at, self.level = state.get("at"), state.get("level")
+        self.wait = self.failure = None
+        self.sent, self.mean_change = (
+            state[name].to(device, copy=True) if name in state else None
+            for name in ("sent", "found")
+        )
 
 
 class LocalSteps(SavedByState):
@@ -110,7 +125,7 @@ class LocalSteps(SavedByState):
 
     *Fragments.* With `fragments` of `p`, the weights are cut into `p` parts of the same length,
     and one is exchanged every `every / p` steps, so that the link is used evenly. With a `delay`,
-    an exchange runs while the next steps are made, and is applied so many steps later: the rank
+    an exchange runs while the next steps are made, and is applied `delay` steps later: the rank
     keeps the steps that it made meanwhile, `w = w + x_new - w_sent`, and sends them the next time.
     What is computed does not depend on when messages arrive. The first exchange of a fragment
     waits, where ranks agree on the limit of cells of few bits.
@@ -168,46 +183,31 @@ class LocalSteps(SavedByState):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        *,
-        every: int,
-        method: str | Method = "sketch",
-        seed: int | None = None,
-        key: SketchKey | None = None,
-        compression: float | None = None,
-        group: dist.ProcessGroup | StoreGroup | None = None,
-        outer_lr: float = 0.7,
-        outer_momentum: float = 0.6,
-        fragments: int = 1,
-        delay: int = 0,
-        error_feedback: bool | None = None,
-        immediate: float | None = None,
-        budget: Budget | None = None,
-        trusted_group: bool = False,
-        account_file: str | Path | None = None,
-        **settings: object,
-    ) -> None:
+        self, model: nn.Module, *, every: int, method: str | Method = "sketch",
+        seed: int | None = None, key: SketchKey | None = None, compression: float | None = None,
+        group: dist.ProcessGroup | StoreGroup | None = None, outer_lr: float = 0.7,
+        outer_momentum: float = 0.6, fragments: int = 1, delay: int = 0,
+        error_feedback: bool | None = None, immediate: float | None = None,
+        budget: Budget | None = None, trusted_group: bool = False,
+        account_file: str | Path | None = None, **settings: object,
+    ) -> None:  # fmt: skip
         self.steps, self._since, self._behind, self._finished = 0, 0, False, False
         self._loaded, self._warned = False, False
-        self._every, self._delay, self._group = every, delay, group
+        self._every, self._delay = every, delay
         self._outer_lr, self._outer_momentum = outer_lr, outer_momentum
+        transport: Transport | None = None
+        self._in_step = True  # whether all ranks make the same exchanges: not so with a store
         self._inside: list[dist.ProcessGroup] = []
         self._sends = True
-        failure: Exception | None = None
-        try:
-            known = None, dist.GroupMember.NON_GROUP_MEMBER
-            if not isinstance(group, dist.ProcessGroup | StoreGroup) and group not in known:
-                self._group = None  # those who mean all ranks can be told
-                kind = type(group).__name__
-                raise ArgumentError(f"group must be a ProcessGroup or a StoreGroup, got {kind}")
+        means: list[GroupMean] = []
+        with Caught() as caught:
+            transport = transport_of(group)
+            self._in_step = transport.in_step
             if not isinstance(method, str | Method):
                 kind = type(method).__name__
                 raise ArgumentError(f"method must be a name or a Method, got {kind}")
             if error_feedback is None:
                 error_feedback = "sketch" in (method, getattr(method, "name", None))
-            if not isinstance(group, StoreGroup):
-                check_started()
             self._weights = LocalWeights(model, alone=keeps_own_gradients(model))
             self._inside = self._weights.inside
             self._sends = not self._weights.replicas or dist.get_rank(self._inside[0]) == 0
@@ -216,8 +216,8 @@ class LocalSteps(SavedByState):
             check_whole("delay", delay, least=0, most=every - 1)
             check_positive("outer_lr", outer_lr)
             check(outer_lr < 100, "outer_lr", "be in (0, 100)", outer_lr)
-            good = isinstance(outer_momentum, int | float) and 0 <= outer_momentum < 1
-            check(good, "outer_momentum", "be in [0, 1)", outer_momentum)
+            in_range = isinstance(outer_momentum, int | float) and 0 <= outer_momentum < 1
+            check(in_range, "outer_momentum", "be in [0, 1)", outer_momentum)
             secret = key_from(seed, key)
             dims = [pieces[-1].places.stop for pieces in self._weights.pieces(fragments)]
             methods: list[Method] = []
@@ -225,42 +225,40 @@ class LocalSteps(SavedByState):
                 compression = _compression_of(method, compression, settings)
                 for dim in dims:  # here, so that warnings are about the user's line
                     methods.append(  # noqa: PERF401
-                        method_from(method, settings, compression, dim=dim, **self._cohort())
+                        method_from(method, settings, compression, dim=dim, to=transport)
                     )
                 self._check_exchange(model, methods, dims)
-        except Exception as error:  # the others must learn of it, or they would wait
-            failure = error
-        between = self._group
-        if self._inside and not isinstance(between, StoreGroup) and dist.get_rank(between) >= 0:
-            check_disjoint(between, self._inside)  # all ranks see it: no collective would go well
-        means: list[GroupMean] = []
+        if self._inside and isinstance(transport, GroupTransport) and transport.rank >= 0:
+            # All ranks find this without being told: no collective would go well.
+            check_disjoint(transport.group, self._inside)
+        failure = caught.error
         if self._sends:
-            try:
-                if failure is not None:
-                    self._refuse(failure)
+            with Caught() as caught:
+                if failure is not None:  # ranks with another group may still be told by the default
+                    fail_together(None if transport is None else group, failure)
                 options: dict[str, Any] = {
                     "error_feedback": error_feedback, "immediate": immediate, "budget": budget,
-                    "trusted_group": trusted_group, "account_file": account_file,
+                    "trusted_group": trusted_group, "account_file": account_file, "group": group,
                 }  # fmt: skip
-                for index, each in enumerate(methods):
-                    own = secret if fragments == 1 else _fragment_key(secret, index)
-                    means.append(self._mean_of(each, own, options))
+                make: Any = GroupMean if self._in_step else StoreMean
+                for index, fragment_method in enumerate(methods):
+                    # Hashes of two fragments must have nothing in common.
+                    own_key = secret if fragments == 1 else _fragment_key(secret, index)
+                    means.append(make(fragment_method, key=own_key, **options))
                 self._agree(means[0])
-            except Exception as error:
-                failure = error
-        self._told(_NOTHING, failure, "start")
+        self._status_of_all(_NOTHING, caught.error, "start")
         self._share_first_weights(means)
         self._common = CommonWeights(
             self._weights, fragments=fragments, lr=outer_lr, momentum=outer_momentum
         )
         self._fragments = [
+            # Spread evenly over `every` steps; the last fragment is due when they are done.
             _Fragment(
-                index,
-                offset=((index + 1) * every // fragments) % every,
+                index, offset=(index + 1) * every // fragments % every,
                 mean=means[index] if means else None,
             )
             for index in range(fragments)
-        ]
+        ]  # fmt: skip
 
     @property
     def payload_bytes(self) -> int:
@@ -268,7 +266,7 @@ class LocalSteps(SavedByState):
 
         Control cells are counted. 0 where another rank of the machine sends.
         """
-        return sum(one.mean.payload_bytes for one in self._fragments if one.mean is not None)
+        return sum(mean.payload_bytes for mean in self.means)
 
     @property
     def bytes_per_step(self) -> float:
@@ -278,7 +276,7 @@ class LocalSteps(SavedByState):
     @property
     def means(self) -> list[GroupMean]:
         """The means by which fragments are exchanged; none where another rank sends."""
-        return [one.mean for one in self._fragments if one.mean is not None]
+        return [fragment.mean for fragment in self._fragments if fragment.mean is not None]
 
     @property
     def claim(self) -> Claim:
@@ -304,25 +302,28 @@ class LocalSteps(SavedByState):
         self.steps += 1
         self._since += 1
         with torch.no_grad():
-            if isinstance(self._group, StoreGroup):
-                one = self._fragments[0]
-                self._apply_rounds(one, self._rounds(one, due=self._since >= self._every))
-                if isinstance(one.mean, StoreMean) and one.mean.over and not self._warned:
-                    self._warned = True
-                    warnings.warn(
-                        f"step {self.steps}: the run is over, as enough ranks have finished; this "
-                        "rank's steps are sent to nobody, and finish() takes them back",
-                        stacklevel=2,
-                    )
+            if not self._in_step:
+                self._apply_rounds(self._rounds(due=self._since >= self._every))
+                self._warn_if_over()
                 return
-            for one in self._fragments:
-                if one.at is not None and one.at + self._delay == self.steps:
-                    self._apply(one)
-            for one in self._fragments:
-                if self.steps % self._every == one.offset:
-                    self._begin(one)
+            for fragment in self._fragments:
+                if fragment.at is not None and fragment.at + self._delay == self.steps:
+                    self._apply(fragment)
+            for fragment in self._fragments:
+                if self.steps % self._every == fragment.offset:
+                    self._begin(fragment)
                     if not self._delay:
-                        self._apply(one)
+                        self._apply(fragment)
+
+    def _warn_if_over(self) -> None:
+        mean: Any = self._fragments[0].mean
+        if mean is not None and mean.over and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"step {self.steps}: the run is over, as enough ranks have finished; this rank's "
+                "steps are sent to nobody, and finish() takes them back",
+                stacklevel=3,
+            )
 
     @contextmanager
     def guard(self) -> Iterator[None]:
@@ -348,8 +349,8 @@ class LocalSteps(SavedByState):
             with model.no_sync() if keeps_own_gradients(model) else nullcontext():
                 yield
         except Exception as error:
-            steps_to = {(each.offset - self.steps - 1) % self._every: each.mean
-                        for each in self._fragments}  # fmt: skip
+            steps_to = {(fragment.offset - self.steps - 1) % self._every: fragment.mean
+                        for fragment in self._fragments}  # fmt: skip
             coming = steps_to[min(steps_to)]
             if coming is None:  # another rank of the silo sends
                 raise
@@ -365,25 +366,24 @@ class LocalSteps(SavedByState):
         Training may go on after it, but not with a `StoreGroup`: there, the run is over for all
         when `min_ranks` have finished, and what the others have not sent by then is lost.
         """
+        if self._finished:
+            return
         with torch.no_grad():
-            if isinstance(self._group, StoreGroup):
-                if self._finished:
-                    return
-                one = self._fragments[0]
-                self._apply_rounds(one, self._rounds(one, due=True, last=True))
-                self._apply_rounds(one, self._rest(one))
+            if not self._in_step:
+                self._apply_rounds(self._rounds(due=True, last=True))
+                self._apply_rounds(self._remaining_rounds())
                 self._common.move(0, None)
                 self._finished = True
                 return
-            for one in self._fragments:
-                if one.at is not None:
-                    self._apply(one)
-            for one in self._fragments:
-                if one.level == self.steps:
-                    self._meet(one)
+            for fragment in self._fragments:
+                if fragment.at is not None:
+                    self._apply(fragment)
+            for fragment in self._fragments:
+                if fragment.level == self.steps:
+                    self._meet(fragment)
                 else:
-                    self._begin(one)
-                    self._apply(one)
+                    self._begin(fragment)
+                    self._apply(fragment)
 
     def global_weights(self) -> dict[str, Tensor]:
         """Copies of the weights that all ranks had in common last: this rank's part, by name."""
@@ -396,25 +396,18 @@ class LocalSteps(SavedByState):
         rank keeps its own, beside those of the model and of the optimizer. An exchange that is
         under way is waited for, and is applied in its time.
         """
-        under_way = []
-        for one in self._fragments:
-            self._await(one)
-            if one.failure is not None:
-                raise one.failure
-            kept = {"sent": one.sent, "found": one.found}
-            under_way.append(
-                {name: step for name, step in (("at", one.at), ("level", one.level))
-                 if step is not None}
-                | {name: value.clone() for name, value in kept.items() if value is not None}
-            )  # fmt: skip
+        for fragment in self._fragments:
+            self._await(fragment)
+            if fragment.failure is not None:
+                raise fragment.failure
         return {
             "settings": self._settings(),
             "steps": self.steps,
             "since": self._since,
             "own": [part.clone() for part in self._weights.parts],
             "common": self._common.state_dict(),
-            "under_way": under_way,
-            "means": [one.state_dict() for one in self.means],
+            "under_way": [fragment.state_dict() for fragment in self._fragments],
+            "means": [mean.state_dict() for mean in self.means],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -432,52 +425,34 @@ class LocalSteps(SavedByState):
             MismatchError: The state belongs to other settings, another model or another rank, or
                 another rank cannot load its own. All ranks raise.
         """
-        failure: Exception | None = None
-        try:
+        with Caught() as checked:
             self._check_state(state)
-        except Exception as error:
-            failure = error
-        try:
+        with Caught() as loaded:
             for index, mean in enumerate(self.means):
-                own = {} if failure is not None else state["means"][index]
-                mean.load_state_dict(own, failure=failure)
-        except Exception as error:
-            failure = error
-        self._told(_NOTHING, failure, "load its state")
+                own_state = state["means"][index] if checked.error is None else {}
+                mean.load_state_dict(own_state, failure=checked.error)
+        self._status_of_all(_NOTHING, loaded.error or checked.error, "load its state")
         self.steps, self._since = int(state["steps"]), int(state["since"])
         self._common.load_state_dict(state["common"])
         with torch.no_grad():
             for part, value in zip(self._weights.parts, state["own"], strict=True):
                 part.copy_(value)
-        for one, under_way in zip(self._fragments, state["under_way"], strict=True):
-            one.at, one.level = under_way.get("at"), under_way.get("level")
-            one.wait = one.failure = None
-            one.sent, one.found = (
-                under_way[name].to(self._weights.device, copy=True) if name in under_way else None
-                for name in ("sent", "found")
-            )
+        for fragment, under_way in zip(self._fragments, state["under_way"], strict=True):
+            fragment.load_state_dict(under_way, self._weights.device)
         self._behind = self._loaded = True  # the others may be further: a store tells
-
-    def _cohort(self) -> dict[str, int]:
-        """Ranks of an exchange, and the bytes beside the cells of a message."""
-        if isinstance(self._group, StoreGroup):
-            return {"cohort": self._group.world, "control": 0}
-        cohort = dist.get_world_size(self._group)
-        return {"cohort": cohort, "control": control_bytes(cohort)}
 
     def _check_exchange(
         self, model: nn.Module, methods: Sequence[Method], dims: Sequence[int]
     ) -> None:
         """Raise unless methods fit, this object alone averages over its group, and claims hold."""
         method, fragments = methods[0], len(methods)
-        for one, dim in zip(methods, dims, strict=True):
-            if one.dim != dim:
-                raise MismatchError(
-                    f"the method must have dim={dim}, as this rank sends at a time, got "
-                    f"dim={one.dim}"
-                )
-        if isinstance(self._group, StoreGroup):
-            if self._inside and not self._weights.replicas:
+        sharded = bool(self._inside) and not self._weights.replicas
+        for fragment_method, dim in zip(methods, dims, strict=True):
+            if fragment_method.dim != dim:
+                got = fragment_method.dim
+                raise MismatchError(f"the method must have dim={dim} for a fragment, got dim={got}")
+        if not self._in_step:
+            if sharded:
                 raise ArgumentError(
                     "a StoreGroup is for whole models: ranks of different shards could leave out "
                     "different machines, and the shards would not belong together"
@@ -485,12 +460,11 @@ class LocalSteps(SavedByState):
             check(fragments == 1, "fragments", "be 1 with a StoreGroup", fragments)
             check(self._delay == 0, "delay", "be 0 with a StoreGroup", self._delay)
         seed = SketchKey.from_integer(0).seed(0)
-        claim = method.claim_for(method.most_messages or 1, seed)
-        if isinstance(claim, NoClaim):
+        if isinstance(method.claim_for(method.most_messages or 1, seed), NoClaim):
             return
         what = f"the claim of method={method.name!r} is about one message of a silo in an exchange"
         check(fragments == 1, "fragments", f"be 1: {what}", fragments)
-        if self._inside and not self._weights.replicas:
+        if sharded:
             ranks = [dist.get_world_size(group) for group in self._inside]
             raise ArgumentError(f"model must not be sharded: {what}, got shards on {ranks} ranks")
         if keeps_own_gradients(model):
@@ -502,17 +476,6 @@ class LocalSteps(SavedByState):
                     "SyncBatchNorm sends statistics of each rank's batch; give it the "
                     "process_group of the silo, or use layers that look at one example at a time"
                 )
-
-    def _mean_of(self, method: Method, key: SketchKey, options: dict[str, Any]) -> GroupMean:
-        if isinstance(self._group, StoreGroup):
-            return StoreMean(method, key=key, group=self._group, **options)
-        return GroupMean(method, key=key, group=self._group, **options)
-
-    def _refuse(self, failure: Exception) -> None:
-        """Raise an error that this rank has found before it has a mean, on all ranks."""
-        if isinstance(self._group, StoreGroup):
-            self._group.agree({}, failure=failure)
-        fail_together(self._group, failure)  # type: ignore[arg-type]
 
     def _agree(self, mean: GroupMean) -> None:
         """Compare all that has to be the same, besides what the means compare."""
@@ -529,13 +492,13 @@ class LocalSteps(SavedByState):
         mean.agree(compared)
 
     def _sends_first_weights(self, mean: GroupMean) -> bool:
-        return isinstance(mean.claim, NoClaim) and not isinstance(mean, StoreMean)
+        return isinstance(mean.claim, NoClaim) and self._in_step
 
     def _share_first_weights(self, means: Sequence[GroupMean]) -> None:
         """Give all ranks the weights of rank 0, unless they were compared."""
         groups: list[Any] = []
         if means and self._sends_first_weights(means[0]):
-            groups.append(self._group)
+            groups.append(means[0].group)
         if self._weights.replicas:
             groups += self._inside
         with torch.no_grad():
@@ -550,130 +513,118 @@ class LocalSteps(SavedByState):
         if moved is not values:
             values.copy_(moved)
 
-    def _begin(self, one: _Fragment) -> None:
-        """Send what became of a fragment."""
-        one.at = self.steps
-        try:
-            one.wait = self._sent(one)
-        except Exception as error:  # raised with the result: other ranks of the machine wait
-            one.failure = error
+    def _begin(self, fragment: _Fragment) -> None:
+        """Send the change of a fragment."""
+        fragment.at = self.steps
+        with Caught() as caught:  # raised with the result: other ranks of the machine wait
+            fragment.wait = self._send(fragment)
+        fragment.failure = caught.error
 
-    def _sent(self, one: _Fragment) -> Callable[[], Tensor] | None:
-        """Send what became of a fragment, and return the function that waits for the mean."""
+    def _send(self, fragment: _Fragment) -> Callable[[], Tensor] | None:
+        """Send the change of a fragment, and return the function that waits for the mean."""
+        mean = fragment.mean
         try:  # all that can fail at this rank alone
+            layout = self._layout_of(fragment)
             self._weights.check_unchanged()
-            one.sent = self._common.difference(one.index)
-            layout = self._layout_of(one)
+            fragment.sent = self._common.difference(fragment.index)
         except Exception as error:
-            if one.mean is None:
+            if mean is None:
                 raise
-            one.mean.fail(error)
-        if one.mean is None:
+            mean.fail(error)
+        if mean is None:
             return None
-        out = None if self._delay else one.sent  # which is needed only for the steps made since
-        return one.mean.begin(one.sent, layout=layout, out=out)
+        # With a delay, the rank's own change is needed again, for the steps made since.
+        return mean.begin(fragment.sent, layout=layout, out=None if self._delay else fragment.sent)
 
-    def _layout_of(self, one: _Fragment) -> str:
+    def _layout_of(self, fragment: _Fragment) -> str:
         """Text of what all ranks have in common when they exchange a fragment."""
-        step = 0 if isinstance(self._group, StoreGroup) else self.steps
-        return f"{self._weights.layout} {step} {self._common.digest(one.index):016x}"
+        step = self.steps if self._in_step else 0
+        return f"{self._weights.layout} {step} {self._common.digest(fragment.index):016x}"
 
-    def _await(self, one: _Fragment) -> None:
+    def _await(self, fragment: _Fragment) -> None:
         """Wait for the result of an exchange that is under way."""
-        wait, one.wait = one.wait, None
-        if wait is None:
-            return
-        try:
-            one.found = wait()
-        except Exception as error:
-            one.failure = self._noted(error)
+        wait, fragment.wait = fragment.wait, None
+        if wait is not None:
+            with Caught() as caught:
+                fragment.mean_change = wait()
+            fragment.failure = caught.error
 
-    def _noted(self, error: Exception) -> Exception:
-        """The same error, with what ranks compare."""
-        error.add_note(
-            "the layout is that of the parameters, the steps that were made "
-            f"({self.steps} here) and the weights in common"
-        )
-        return error
-
-    def _apply(self, one: _Fragment) -> None:
+    def _apply(self, fragment: _Fragment) -> None:
         """Make the outer step of a fragment whose exchange is due."""
-        self._await(one)
-        failure, one.failure = one.failure, None
+        self._await(fragment)
+        failure, fragment.failure = fragment.failure, None
         try:
-            status = self._told(_status(one.found), failure, "exchange its weights")
+            status = self._status_of_all(_status(fragment), failure, "exchange its weights")
         except Exception:  # the steps since are sent with the next exchange
-            one.at = one.sent = one.found = None
+            fragment.at = fragment.sent = fragment.mean_change = None
             raise
-        self._take(one, status)
+        self._take(fragment, status)
 
-    def _meet(self, one: _Fragment) -> None:
+    def _meet(self, fragment: _Fragment) -> None:
         """Compare steps and weights in common with other ranks that have nothing to send either."""
-        failure: Exception | None = None
-        try:
-            if one.mean is not None:
+        with Caught() as caught:
+            if fragment.mean is not None:
                 like = torch.empty(0, device=self._weights.device)
-                one.mean.meet(layout=self._layout_of(one), like=like)
-        except Exception as error:
-            failure = self._noted(error)
-        self._told(_NOTHING, failure, "finish")
+                fragment.mean.meet(layout=self._layout_of(fragment), like=like)
+        self._status_of_all(_NOTHING, caught.error, "finish")
 
-    def _apply_rounds(self, one: _Fragment, rounds: Iterator[Tensor]) -> None:
+    def _apply_rounds(self, rounds: Iterator[Tensor]) -> None:
         """Make the outer steps of rounds in a store, as the rank that sends finds them."""
+        fragment = self._fragments[0]
         while True:
-            one.found, failure = None, None
-            try:
+            fragment.mean_change = None
+            with Caught() as caught:
                 if self._sends:
-                    one.found = next(rounds, None)
-            except Exception as error:
-                failure = error
-            status = self._told(_status(one.found), failure, "exchange its weights")
+                    fragment.mean_change = next(rounds, None)
+            status = self._status_of_all(_status(fragment), caught.error, "exchange its weights")
             if status == _NOTHING:
                 return
-            self._take(one, status)
+            self._take(fragment, status)
 
-    def _rounds(self, one: _Fragment, *, due: bool, last: bool = False) -> Iterator[Tensor]:
+    def _rounds(self, *, due: bool, last: bool = False) -> Iterator[Tensor]:
         """Means of the rounds that this rank has to apply now, each after the one before it."""
-        mean, late = one.mean, False
-        assert isinstance(mean, StoreMean)  # noqa: S101 (for the type checker)
+        fragment, late = self._fragments[0], False
+        mean: Any = fragment.mean
+        # A rank that was left out sends as soon as others do, or it would be late again.
         early = not due and self._behind and mean.awaited
         if not (due or early):
             return
         if not self._loaded and mean.round_index == 0 and mean.ended:
             raise MismatchError(
                 "the store must not have a run that is over, got one with "
-                f"{mean.rounds_decided} rounds: give a new run a prefix of its own "
+                f"{mean.store.rounds_decided} rounds: give a new run a prefix of its own "
                 "(torch.distributed.PrefixStore), or load the state of a rank of the old one"
             )
-        if last and one.level == self.steps and not mean.awaited:
+        if last and fragment.level == self.steps and not mean.awaited:
             return  # nothing has changed since the last round, and nobody waits for a message
-        while (found := mean.missed()) is not None:
+        while (change := mean.missed()) is not None:
             late = True
-            yield found.to(self._weights.device)
+            yield change.to(self._weights.device)
+        # After rounds that were missed, this rank's steps began from old weights and are lost; at
+        # the end it still takes part in a round that waits, so that others need not time out.
         if mean.over or (late and not (last and mean.awaited)):
             self._behind = True
             return
         self._behind = early
-        wait = self._sent(one)
-        assert wait is not None  # noqa: S101 (for the type checker)
+        wait: Any = self._send(fragment)
         try:
-            found = wait()
+            change = wait()
         except RunOver:  # the weights are those of the last round
             return
         self._behind = early or not mean.present
-        yield found
+        yield change
 
-    def _rest(self, one: _Fragment) -> Iterator[Tensor]:
+    def _remaining_rounds(self) -> Iterator[Tensor]:
         """Means of the rounds that others make until the run is over."""
-        assert isinstance(one.mean, StoreMean)  # noqa: S101 (for the type checker)
-        for found in one.mean.rest():
-            yield found.to(self._weights.device)
+        mean: Any = self._fragments[0].mean
+        for change in mean.rest():
+            yield change.to(self._weights.device)
 
-    def _take(self, one: _Fragment, status: int) -> None:
-        """Make the outer step with what was found, or skip it, on all ranks of the machine."""
-        found, sent, at = one.found, one.sent, one.at
-        one.found = one.sent = one.at = None
-        one.level = self.steps if at in (None, self.steps) else None
+    def _take(self, fragment: _Fragment, status: int) -> None:
+        """Make the outer step with the mean, or skip it, on all ranks of the machine."""
+        change, sent, at = fragment.mean_change, fragment.sent, fragment.at
+        fragment.mean_change = fragment.sent = fragment.at = None
+        fragment.level = self.steps if at in (None, self.steps) else None
         self._since = 0
         if status == _NOT_FINITE:
             warnings.warn(
@@ -682,24 +633,29 @@ class LocalSteps(SavedByState):
                 NonFiniteUpdate,
                 stacklevel=4,
             )
-            self._common.move(one.index, None)
+            self._common.move(fragment.index, None)
             return
-        found = self._common.new_vector(one.index) if found is None else found
+        # Ranks of the machine that did not send get the mean from the one that did.
+        change = self._common.new_vector(fragment.index) if change is None else change
         if self._weights.replicas:
-            self._broadcast(found, self._inside[0])
-        later = at is not None and at < self.steps and sent is not None
-        kept = sent if later and is_finite(sent) else None  # type: ignore[arg-type]
-        self._common.move(one.index, found, kept)
+            self._broadcast(change, self._inside[0])
+        kept = None  # a change that is not finite would make the steps since it not finite
+        if at is not None and at < self.steps and sent is not None and is_finite(sent):
+            kept = sent
+        self._common.move(fragment.index, change, kept)
 
-    def _told(self, status: int, failure: Exception | None, doing: str) -> int:
-        """The gravest of what the ranks of this machine say; all of them raise, or none."""
+    def _status_of_all(self, status: int, failure: Exception | None, doing: str) -> int:
+        """The gravest status of the ranks of this machine; all of them raise, or none does."""
         status = status if failure is None else _FAILED
         for group in self._inside:
             device = device_of(group, torch.empty(0, device=self._weights.device))
+            # All dimensions of a mesh, one after the other: then every rank knows of every other.
             flag = torch.tensor([status], device=device)
             dist.all_reduce(flag, dist.ReduceOp.MAX, group=group)
             status = int(flag.item())
         if failure is not None:
+            if self.steps and isinstance(failure, MismatchError):
+                failure.add_note(f"the layout here: parameters, {self.steps} steps, common weights")
             raise failure
         if status == _FAILED:
             raise MismatchError(f"another rank of this machine failed to {doing}, see there")
@@ -708,9 +664,7 @@ class LocalSteps(SavedByState):
     def _sender(self) -> GroupMean:
         """The mean of a rank that sends its whole difference at once, as all that claim do."""
         if not self.means:
-            raise ArgumentError(
-                "this rank sends nothing: ask the first rank of its DistributedDataParallel"
-            )
+            raise ArgumentError("this rank sends nothing: ask the first rank of its DDP")
         return self.means[0]
 
     def _settings(self) -> str:
@@ -722,36 +676,28 @@ class LocalSteps(SavedByState):
         )
 
     def _check_state(self, state: Mapping[str, Any]) -> None:
-        if not isinstance(state, Mapping):
-            raise ArgumentError(f"state must be a mapping, got {type(state).__name__}")
-        if state.get("settings") != self._settings():
-            why = difference(self._settings(), str(state.get("settings")))
-            raise MismatchError(f"the state must be of the same local steps, but {why}")
         needed = ("steps", "since", "own", "common", "under_way", "means")
-        if missing := [name for name in needed if name not in state]:
-            raise MismatchError(f"the state must have {', '.join(missing)}")
+        check_state(state, self._settings(), of="local steps", needed=needed)
         self._common.check_state(state["common"])
-        wanted, own = ([tuple(one.shape) for one in parts] for parts in
-                       (self._weights.parts, state["own"]))  # fmt: skip
-        if own != wanted:
-            raise MismatchError(f"own must have the shapes {wanted}, got {own}")
+        check_shapes("own", state["own"], self._weights.parts)
         for name in ("steps", "since"):
             check_whole(name, state[name], least=0)
         for name, count in (("under_way", len(self._fragments)), ("means", len(self.means))):
-            found = state[name]
-            good = isinstance(found, list) and all(isinstance(one, Mapping) for one in found)
-            if not good or len(found) != count:
+            values = state[name]
+            mappings = isinstance(values, list) and all(
+                isinstance(value, Mapping) for value in values
+            )
+            if not mappings or len(values) != count:
                 raise MismatchError(f"{name} of the state must be a list of {count} mappings")
 
 
-def _status(found: Tensor | None) -> int:
-    if found is None:
+def _status(fragment: _Fragment) -> int:
+    if fragment.mean_change is None:
         return _NOTHING
-    return _NOT_FINITE if bool(found[:1].isnan()) else _MEAN
+    return _NOT_FINITE if bool(fragment.mean_change[:1].isnan()) else _MEAN
 
 
 def _fragment_key(key: SketchKey, index: int) -> SketchKey:
-    """A key of its own for each fragment: two of them are alike in nothing."""
     digest = hashlib.blake2b(index.to_bytes(8, "little"), key=key.secret, digest_size=32,
                              person=b"ds-fragment")  # fmt: skip
     return SketchKey(digest.digest())
@@ -760,7 +706,7 @@ def _fragment_key(key: SketchKey, index: int) -> SketchKey:
 def _compression_of(
     method: str | Method, compression: float | None, settings: Mapping[str, object]
 ) -> float | None:
-    """The compression that is given, or the usual one where nothing else says how many columns."""
+    """Return `compression`, or the default where nothing else gives the number of columns."""
     if compression is None and isinstance(method, str) and "cols" not in settings:
         return COMPRESSION if "cols" in settings_of(method) else None
     return compression

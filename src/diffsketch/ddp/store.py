@@ -27,11 +27,18 @@ import torch
 from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from diffsketch.ddp.agreement import RankReport, RankStatus, digest_of
-from diffsketch.ddp.group import GroupMean, Reports
+from diffsketch.ddp.agreement import (
+    RankReport,
+    RankStatus,
+    Reports,
+    Transport,
+    check_settings,
+    digest_of,
+)
+from diffsketch.ddp.group import GroupMean
 from diffsketch.errors import ArgumentError, MismatchError, check, check_positive, check_whole
-from diffsketch.privacy.accounting.account import Account
-from diffsketch.privacy.claim import NoClaim, Trust
+from diffsketch.methods.base import Method
+from diffsketch.sketch.hashing import HashSeed
 from diffsketch.wire.formats import WireError
 from diffsketch.wire.message import SERVER, Message
 
@@ -40,20 +47,26 @@ class RunOver(MismatchError):  # noqa: N818 - it says what happened
     """Enough ranks have finished, and there will be no further round."""
 
 
-_SOON, _LATER = 0.002, 0.05  # seconds from one look to the next: first and at last
+_SOON, _LATER = 0.002, 0.05  # seconds between two looks at the store: at first, and at most
 
 
-class StoreGroup:
+class StoreGroup(Transport):
     """Ranks that meet in a store. A round needs `min_ranks` of them.
 
     No process group is needed, so that a rank that died can come back: it makes the same object
     again. The store has to outlive all ranks; run its server where nothing else may fail.
 
+    A rank leaves its message in the store and waits; when all are there, or after `wait` seconds at
+    least `min_ranks`, whoever sees it first proposes who counts, the store keeps the first
+    proposal, and its rank publishes the sum. Should it die in between, the others sum for
+    themselves, to the same bits.
+
     Args:
-        store: Of `torch.distributed`, the same for all ranks, with a prefix that no other run has.
-        rank: This one's number.
-        world: How many ranks there are.
-        min_ranks: How many a round needs.
+        store: Store of `torch.distributed`, the same for all ranks, with a prefix that no other run
+            has.
+        rank: Number of this rank.
+        world: Number of ranks.
+        min_ranks: Number of ranks that a round needs.
         wait: Seconds that a rank which has sent its message waits for all others. After them, it
             goes on as soon as there are `min_ranks`.
         timeout: Seconds after which it raises if there are not.
@@ -62,6 +75,8 @@ class StoreGroup:
     Raises:
         ArgumentError: A value is out of range.
     """
+
+    in_step, control_bytes = False, 0
 
     def __init__(
         self, store: Store, *, rank: int, world: int, min_ranks: int, wait: float = 30.0,
@@ -83,6 +98,18 @@ class StoreGroup:
         """Whether somebody has written a key."""
         return bool(self.store.check([key]))
 
+    def read(self, key: str) -> Any:
+        """Value of a key that is JSON."""
+        return json.loads(self.store.get(key))
+
+    def settle(self, key: str, value: Any) -> Any:
+        """Write JSON to a key that nobody has written; return what is there now."""
+        return json.loads(self.store.compare_set(key, "", json.dumps(value)))
+
+    def with_key(self, key: str) -> list[int]:
+        """Ranks that have written their own key, `key/RANK`."""
+        return [rank for rank in range(self.world) if self.has(f"{key}/{rank}")]
+
     def until(self, ready: Callable[[], Any], *, seconds: float) -> bool:
         """Look again and again until something is ready, or the time is over."""
         end, pause = time.monotonic() + seconds, _SOON
@@ -95,56 +122,203 @@ class StoreGroup:
 
     @property
     def active(self) -> list[int]:
-        """The ranks that have not finished."""
+        """Ranks that have not finished."""
         return [rank for rank in range(self.world) if not self.has(f"finished/{rank}")]
 
     @property
-    def closes(self) -> bool:
-        """Whether `min_ranks` have finished, or so many that the others are too few."""
-        active = len(self.active)
-        return self.world - active >= self.min_ranks or active < self.min_ranks
+    def rounds_decided(self) -> int:
+        """Number of rounds that have taken place."""
+        return int(self.store.add("decided", 0))
 
-    def agree(self, settings: Mapping[str, str], *, failure: Exception | None = None) -> None:
+    def closes(self, index: int) -> bool:
+        """End the run with the round before this one, if that is due and nobody was faster.
+
+        It is due when `min_ranks` have finished, or too many for the others to make a round.
+        """
+        active = len(self.active)
+        if self.world - active < self.min_ranks <= active:
+            return False
+        return "over" in self.settle(f"{index}/present", {"over": True})
+
+    def agree(
+        self, settings: Mapping[str, str], *, failure: Exception | None = None,
+        doing: str = "start", party: str = "",  # noqa: ARG002
+    ) -> str:  # fmt: skip
         """Compare settings with those of the ranks that are there: `min_ranks` at least.
 
-        What a rank has compared stays in the store, for those that come later.
+        What a rank has compared stays in the store, for those that come later. A state is loaded by
+        each rank for itself, and nothing is compared.
         """
-        name, self._agreements = f"start/{self._agreements}", self._agreements + 1
-        own = {key: digest_of(value) for key, value in settings.items()}
-        self.store.delete_key(f"finished/{self.rank}")  # if it was here before
-        self.store.set(f"{name}/{self.rank}", json.dumps({"failed": failure is not None} | own))
+        if doing == "start":
+            self._compare(settings, failed=failure is not None)
         if failure is not None:
             raise failure
+        # The run's name, and the number of this rank's lives in it.
+        run = self.store.compare_set("series", "", secrets.token_hex(8)).decode()
+        return f"{run}-{self.store.add(f'series/{self.rank}', 1)}"
 
-        def there() -> list[int]:
-            return [rank for rank in range(self.world) if self.has(f"{name}/{rank}")]
-
-        if not self.until(lambda: len(there()) >= self.min_ranks, seconds=self.timeout):
+    def _compare(self, settings: Mapping[str, str], *, failed: bool) -> None:
+        # Numbered: a rank that comes back compares the same settings in the same order.
+        name, self._agreements = f"start/{self._agreements}", self._agreements + 1
+        row = {"failed": failed} | {key: digest_of(value) for key, value in settings.items()}
+        self.store.delete_key(f"finished/{self.rank}")  # if it was here before
+        self.store.set(f"{name}/{self.rank}", json.dumps(row))
+        if failed:
+            return
+        if not self.until(lambda: len(self.with_key(name)) >= self.min_ranks, seconds=self.timeout):
             raise MismatchError(
                 f"min_ranks={self.min_ranks} must start within {self.timeout:g} seconds, and only "
-                f"{there()} did"
+                f"{self.with_key(name)} did"
             )
-        for rank in there():
-            other = json.loads(self.store.get(f"{name}/{rank}"))
-            if other.pop("failed"):
-                raise MismatchError(f"rank {rank} failed to start, see the error there")
-            for key, value in settings.items():
-                if other.get(key) != own[key]:
-                    raise MismatchError(
-                        f"all ranks must have the same {key}, but rank {rank} differs from rank "
-                        f"{self.rank}, which has {value}"
-                    )
+        rows = {rank: self.read(f"{name}/{rank}") for rank in self.with_key(name)}
+        # A rank that failed, or another program, has other names.
+        digests = {rank: [row.get(key) for key in settings] for rank, row in rows.items()}
+        check_settings(settings, digests, rank=self.rank, doing="start",
+                       failed=[rank for rank, row in rows.items() if row["failed"]])  # fmt: skip
+
+    def join(
+        self, size: float | None, *, largest: bool, round_index: int, like: Tensor | None  # noqa: ARG002
+    ) -> float | None:  # fmt: skip
+        """Join the sizes of the ranks that are there in time, by whoever proposes first."""
+        name = f"{round_index}/size"
+        self.store.set(f"{name}/{self.rank}", json.dumps(size))
+
+        def there() -> list[int]:
+            return [rank for rank in self.active if self.has(f"{name}/{rank}")]
+
+        self.until(
+            lambda: self.has(f"{name}/common") or len(there()) == len(self.active),
+            seconds=self.wait,
+        )
+        written = [self.read(f"{name}/{rank}") for rank in there()]
+        sizes = [value for value in written if value is not None]
+        common = (max(sizes) if largest else sum(sizes) / len(sizes)) if sizes else None
+        settled: float | None = self.settle(f"{name}/common", common)
+        return settled
+
+    def send(
+        self, message: Tensor, report: RankReport, *, method: Method, seed: HashSeed
+    ) -> Callable[[], tuple[Tensor, Reports]]:
+        """Leave a message in the store, and then the report, which makes the rank present."""
+        index, store = report.round_index, self.store
+        cells = message.cpu() if message.is_floating_point() else message.cpu().to(torch.int64)
+        wire = Message(
+            method.message_format, cells, round_index=index, fingerprint=seed.fingerprint,
+            sender=self.rank,
+        )  # fmt: skip
+        store.set(f"{index}/cells/{self.rank}", wire.to_bytes(agreed=True))  # type: ignore[arg-type]
+        told = [report.round_index, report.settings, report.status.name]
+        store.set(f"{index}/report/{self.rank}", json.dumps(told))
+
+        def wait() -> tuple[Tensor, Reports]:
+            decides = self.decide(index)
+            reports = self.reports(index)
+            if self.rank not in reports:
+                for kind in ("cells", "report"):
+                    store.delete_key(f"{index}/{kind}/{self.rank}")
+            if any(read is None or read.status is RankStatus.FAILED for read in reports.values()):
+                return torch.zeros_like(message), reports
+            total = self.total(index, reports, method=method, seed=seed, make=decides)
+            return total.to(message.device), reports
+
+        return wait
+
+    def payload_bytes(self, method: Method, seed: HashSeed) -> int:  # noqa: ARG002
+        """Bytes of the message that a rank leaves in the store in a round. It reads the sum."""
+        return method.wire_bytes
+
+    def decide(self, index: int) -> bool:
+        """Wait until it is known who is present in a round; whether this rank has decided it."""
+        name, reports = f"{index}/present", f"{index}/report"
+
+        def complete() -> bool:
+            return self.has(name) or not set(self.active) - set(self.with_key(reports))
+
+        def enough() -> bool:
+            there = len(self.with_key(reports))
+            return self.has(name) or there >= self.min_ranks or self.closes(index)
+
+        # First for all, and then, if that takes too long, for enough.
+        self.until(complete, seconds=self.wait)
+        if not self.until(enough, seconds=self.timeout - self.wait):
+            raise MismatchError(
+                f"round {index} must have min_ranks={self.min_ranks} within {self.timeout:g} "
+                f"seconds, and only has {self.with_key(reports)}"
+            )
+        if self.has(name):
+            return False
+        present = {rank: self.read(f"{reports}/{rank}") for rank in self.with_key(reports)}
+        kept = self.settle(name, {"by": self.rank, "reports": present})
+        if kept.get("by") != self.rank:
+            return False
+        self.store.add("decided", 1)
+        return True
+
+    def reports(self, index: int) -> Reports:
+        """Read the reports of the ranks that are present in a round.
+
+        Raises:
+            RunOver: The run ended before that round.
+        """
+        decided = self.read(f"{index}/present")
+        if "over" in decided:
+            raise RunOver(
+                f"the run ended before round {index}: {self.min_ranks} ranks have called finish()"
+            )
+        return {int(rank): _report_of(told) for rank, told in decided["reports"].items()}
+
+    def total(
+        self, index: int, reports: Reports, *, method: Method, seed: HashSeed, make: bool
+    ) -> Tensor:
+        """Return the published sum of a round: read, or made of the messages and published.
+
+        A rank that finds no sum within `wait` seconds makes it as well: whoever decided is gone.
+        """
+        name = f"{index}/total"
+        about: dict[str, Any] = {"round_index": index, "fingerprint": seed.fingerprint}
+        if not make and self.until(lambda: self.has(name), seconds=self.wait):
+            form, data = method.total_format, self.store.get(name)
+            read = Message.from_agreed(data, form, sender=SERVER, most=self.world, **about)
+            if read.count != len(reports):
+                raise WireError(f"the sum is of {read.count} messages, and not of {len(reports)}")
+            return read.cells
+        cells = []
+        for rank in sorted(reports):  # in this order everywhere: sums are rounded
+            data = self.store.get(f"{index}/cells/{rank}")
+            read = Message.from_agreed(data, method.message_format, sender=rank, **about)
+            cells.append(read.cells)
+        total = cells[0].clone()
+        for message in cells[1:]:
+            total += message
+        total = method.reduced(total)
+        # The wire has no infinite numbers: then each rank makes the sum, and finds it not finite.
+        if not total.is_floating_point() or bool(torch.isfinite(total).all()):
+            published = Message(method.total_format, total, sender=SERVER, count=len(reports),
+                                **about)  # fmt: skip
+            self.store.set(name, published.to_bytes(agreed=True))  # type: ignore[arg-type]
+        # Messages of the round before may still be summed by a slow rank.
+        old = [f"{index - 2}/{kind}/{rank}" for kind in ("cells", "report")
+               for rank in range(self.world)]  # fmt: skip
+        old += [f"{index - self.keep}/{kind}" for kind in ("total", "present")]
+        for key in filter(self.has, old):
+            self.store.delete_key(key)
+        return total
+
+
+def _report_of(told: list[Any]) -> RankReport | None:
+    try:
+        return RankReport(int(told[0]), int(told[1]), RankStatus[told[2]])
+    except (ValueError, TypeError, KeyError, IndexError):
+        return None
 
 
 class StoreMean(GroupMean):
     """The mean of the vectors of the ranks that are there in time.
 
-    As `GroupMean`, with these differences. A rank leaves its message in the store and waits; when
-    all are there, or after `wait` seconds at least `min_ranks`, whoever sees it first proposes who
-    counts, the store keeps the first proposal, and its rank publishes the sum. Should it die in
-    between, the others sum for themselves, to the same bits. A rank that comes too late gets the
-    mean as well, though its vector is not in it (`present`); the rounds after that are in the store
-    for it (`missed`). The run is over when `min_ranks` have finished (`rest`).
+    A `GroupMean` over a `StoreGroup`, with the rounds that took place without this rank. A rank
+    that comes too late gets the mean as well, though its vector is not in it (`present`); the
+    rounds after that are in the store for it (`missed`). The run is over when `min_ranks` have
+    finished (`rest`).
 
     A message that has come too late was sent, and counts for the budget.
 
@@ -152,72 +326,32 @@ class StoreMean(GroupMean):
     too; a round with a rank that fails raises on all that are in it.
 
     Args:
-        method: One that claims nothing, or under local trust: other claims need all messages.
-        group: Where the ranks meet.
-        **options: Those of `GroupMean`.
+        method: A method that claims nothing, or under local trust: other claims need all messages.
+        group: The store where the ranks meet.
+        **options: Options of `GroupMean`.
 
     Attributes:
-        present: Whether this rank's vector was in the last mean.
         over: Whether the run is over.
     """
 
-    def __init__(self, method: Any, *, group: StoreGroup, **options: Any) -> None:
-        self._peers, self.present, self.over = group, True, False
+    def __init__(self, method: Method, *, group: StoreGroup, **options: Any) -> None:
         if not isinstance(group, StoreGroup):
             raise ArgumentError(f"group must be a StoreGroup, got {type(group).__name__}")
-        super().__init__(method, group=group, **options)  # type: ignore[arg-type]
-
-    @staticmethod
-    def _join(group: Any) -> tuple[int, int]:
-        return group.rank, group.world
-
-    @property
-    def payload_bytes(self) -> int:
-        """Bytes of the message that a rank leaves in the store in a round. It reads the sum."""
-        return self.method.wire_bytes
-
-    def agree(
-        self, settings: Mapping[str, str], *, failure: Exception | None = None, doing: str = "start"
-    ) -> str:
-        """Compare settings with the ranks that are there; a state is loaded by each for itself.
-
-        Returns the name of a new series of the account, which no earlier life of this rank has
-        counted in. All ranks have the same in their first lives, and so on: so a state that another
-        one has saved counts no round of this run twice.
-        """
-        if failure is None:
-            claim = self.method.claim_for(self.world, self._key.seed(0))
-            if not isinstance(claim, NoClaim) and claim.scope.trust is not Trust.LOCAL:
-                failure = ArgumentError(
-                    f"method={self.method.name!r} must claim under local trust in a StoreGroup: "
-                    "where ranks may be left out, so may the noise that others rely on, got "
-                    f"{claim.scope.trust} trust"
-                )
-        if doing == "start":
-            self._peers.agree(settings, failure=failure)
-        elif failure is not None:
-            raise failure
-        store = self._peers.store
-        run = store.compare_set("series", "", secrets.token_hex(8)).decode()
-        return f"{run}-{store.add(f'series/{self.rank}', 1)}"
+        self.store, self.over = group, False
+        super().__init__(method, group=group, **options)
 
     @property
     def awaited(self) -> bool:
-        """Whether another rank has sent its message of the round that comes, or it is over."""
-        index = self._round_index
-        names = [f"{index}/report/{rank}" for rank in range(self.world) if rank != self.rank]
-        return any(map(self._peers.has, [*names, f"{index}/present"]))
-
-    @property
-    def rounds_decided(self) -> int:
-        """Rounds that have taken place in the store."""
-        return int(self._peers.store.add("decided", 0))
+        """Whether another rank has sent its message of the next round, or that is decided."""
+        index, store = self._round_index, self.store
+        others = set(store.with_key(f"{index}/report")) - {self.rank}
+        return bool(others) or store.has(f"{index}/present")
 
     @property
     def ended(self) -> bool:
         """Whether enough ranks have finished, whatever rounds this one knows."""
-        name = f"{self.rounds_decided}/present"
-        return self._peers.has(name) and "over" in json.loads(self._peers.store.get(name))
+        name = f"{self.store.rounds_decided}/present"
+        return self.store.has(name) and "over" in self.store.read(name)
 
     def missed(self) -> Tensor | None:
         """The mean of the next round, if it took place without this rank; None if it is open.
@@ -228,219 +362,46 @@ class StoreMean(GroupMean):
             MismatchError: The store has forgotten that round.
         """
         while True:
-            index, peers = self._round_index, self._peers
-            decided = self.rounds_decided
-            if not peers.has(f"{index}/present"):
+            index, store = self._round_index, self.store
+            decided = store.rounds_decided
+            if not store.has(f"{index}/present"):
                 if index < decided:
                     raise MismatchError(
-                        f"round {index} must still be in the store, which keeps {peers.keep} of "
+                        f"round {index} must still be in the store, which keeps {store.keep} of "
                         f"{decided}: load a newer state, this rank's or another one's"
                     )
                 return None
             try:
-                reports = self._reports(index)
+                reports = store.reports(index)
             except RunOver:
                 self.over = True
                 return None
-            self._agree_on_limit(None)  # as it was before the first round
+            self._agree_on_limit(None)  # as the others did before the first round
             self._round_index, self.present = index + 1, False
-            if any(one and one.status is RankStatus.FAILED for one in reports.values()):
+            statuses = [report and report.status for report in reports.values()]
+            if RankStatus.FAILED in statuses:
                 continue  # void: nobody has used it
-            total = self._total(index, reports, mine=False)
             seed = self._key.seed(index)
-            if any(one is None or one.status is not RankStatus.FINE for one in reports.values()):
+            total = store.total(index, reports, method=self.method, seed=seed, make=False)
+            total = total if self._like is None else total.to(self._like.device)
+            if any(status is not RankStatus.FINE for status in statuses):
                 return torch.full((self.method.dim,), torch.nan, device=total.device)
             return self._decoded(total, seed, count=len(reports))
 
     def rest(self) -> Iterator[Tensor]:
-        """Send no more; the means of the rounds that others still make, until the run is over.
+        """Send no more; yield the means of the rounds that others still make.
 
-        That is when `min_ranks` have come here, so that all end with the same mean.
+        The run is over when `min_ranks` have come here, so that all end with the same mean.
         """
-        peers = self._peers
-        peers.store.set(f"finished/{self.rank}", "")
+        store = self.store
+        store.store.set(f"finished/{self.rank}", "")
+
+        def changed() -> bool:
+            return store.has(f"{self._round_index}/present") or store.closes(self._round_index)
+
         while not self.over:
-            if (found := self.missed()) is not None:
-                yield found
-                continue
-
-            def changed() -> bool:
-                return peers.has(f"{self._round_index}/present") or self._closed(self._round_index)
-
-            if not peers.until(changed, seconds=peers.timeout):
-                raise MismatchError(
-                    f"min_ranks={peers.min_ranks} must finish within {peers.timeout:g} seconds, "
-                    f"and {peers.active} have not"
-                )
-
-    def load_state_dict(
-        self, state: Mapping[str, Any], *, failure: Exception | None = None
-    ) -> None:
-        """Continue where `state_dict` was called: each rank for itself, whenever it likes.
-
-        From the state of another rank, only what all have in common is taken; and its account, if
-        that may be this party's from a time when it had another number: a copy of this one, or one
-        without a file.
-
-        Raises:
-            ArgumentError: The state is of another rank, which does not know what this one has sent,
-                and there is no `account_file` that does.
-        """
-        other = isinstance(state, Mapping) and state.get("rank", self.rank) != self.rank
-        if failure is None and other:
-            if self.proven and not self._in_file:
-                raise ArgumentError(
-                    "account_file must be given to go on from the state of another rank, which "
-                    "does not know what this one has sent"
-                )
-            account = Account.from_text(state["account"])
-            if account.party == self._account.party or not state["in_file"]:
-                self._account.merge(account)
-            self._go_on_from(state)
-            return
-        super().load_state_dict(state, failure=failure)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Round, account and error feedback, and whose they are."""
-        return {**super().state_dict(), "rank": self.rank, "in_file": self._in_file}
-
-    def _common_size(self, size: float | None, like: Tensor | None) -> float | None:  # noqa: ARG002
-        """The mean or largest of the ranks that are there in time, by whoever proposes first."""
-        peers, sizes_of = self._peers, f"{self._round_index}/size"
-        name = f"{sizes_of}/common"
-        peers.store.set(f"{sizes_of}/{self.rank}", json.dumps(size))
-
-        def there() -> list[int]:
-            return [rank for rank in peers.active if peers.has(f"{sizes_of}/{rank}")]
-
-        peers.until(
-            lambda: peers.has(name) or len(there()) == len(peers.active), seconds=peers.wait
-        )
-        sizes = [json.loads(peers.store.get(f"{sizes_of}/{rank}")) for rank in there()]
-        known = [one for one in sizes if one is not None]
-        common = sum(known) / len(known) if known else None
-        if known and self._by_largest:
-            common = max(known)
-        found: float | None = json.loads(peers.store.compare_set(name, "", json.dumps(common)))
-        return found
-
-    def _send(self, message: Tensor, own: RankReport) -> Callable[[], tuple[Tensor, Reports]]:
-        index, store = own.round_index, self._peers.store
-        cells = message.cpu() if message.is_floating_point() else message.cpu().to(torch.int64)
-        fingerprint = self._key.seed(index).fingerprint
-        wire = Message(
-            self.method.message_format, cells, round_index=index, fingerprint=fingerprint,
-            sender=self.rank,
-        )  # fmt: skip
-        data: Any = wire.to_bytes(agreed=True)
-        store.set(f"{index}/cells/{self.rank}", data)
-        store.set(f"{index}/report/{self.rank}", json.dumps(_told(own)))
-
-        def wait() -> tuple[Tensor, Reports]:
-            mine = self._decide(index)
-            reports = self._reports(index)
-            self.present = self.rank in reports
-            if not self.present:
-                for kind in ("cells", "report"):
-                    store.delete_key(f"{index}/{kind}/{self.rank}")
-            if any(one is None or one.status is RankStatus.FAILED for one in reports.values()):
-                return torch.zeros_like(message), reports
-            return self._total(index, reports, mine=mine), reports
-
-        return wait
-
-    def _decide(self, index: int) -> bool:
-        """Wait until it is known who is present in a round; whether this rank has said it."""
-        peers, name = self._peers, f"{index}/present"
-
-        def there() -> list[int]:
-            ranks = range(self.world)
-            return [rank for rank in ranks if peers.has(f"{index}/report/{rank}")]
-
-        def complete() -> bool:
-            return peers.has(name) or not set(peers.active) - set(there())
-
-        def enough() -> bool:
-            return peers.has(name) or len(there()) >= peers.min_ranks or self._closed(index)
-
-        peers.until(complete, seconds=peers.wait)
-        if not peers.until(enough, seconds=peers.timeout - peers.wait):
-            raise MismatchError(
-                f"round {index} must have min_ranks={peers.min_ranks} within {peers.timeout:g} "
-                f"seconds, and only has {there()}"
-            )
-        if peers.has(name):
-            return False
-        found = {rank: json.loads(peers.store.get(f"{index}/report/{rank}")) for rank in there()}
-        proposal = json.dumps({"by": self.rank, "reports": found})
-        kept = json.loads(peers.store.compare_set(name, "", proposal))
-        if kept.get("by") != self.rank:
-            return False
-        peers.store.add("decided", 1)
-        return True
-
-    def _closed(self, index: int) -> bool:
-        """End the run with the round before this one, if that is due and nobody was faster."""
-        peers, name = self._peers, f"{index}/present"
-        if not peers.closes:
-            return False
-        kept = json.loads(peers.store.compare_set(name, "", json.dumps({"over": True})))
-        return "over" in kept
-
-    def _reports(self, index: int) -> Reports:
-        decided = json.loads(self._peers.store.get(f"{index}/present"))
-        if "over" in decided:
-            raise RunOver(f"round {index} must not be: {self._peers.min_ranks} ranks have finished")
-        return {int(rank): _heard(told) for rank, told in decided["reports"].items()}
-
-    def _total(self, index: int, reports: Reports, *, mine: bool) -> Tensor:
-        """The published sum of a round: read, or made of the messages by the rank that decides."""
-        peers, name, method = self._peers, f"{index}/total", self.method
-        about: dict[str, Any] = {
-            "round_index": index, "fingerprint": self._key.seed(index).fingerprint,
-        }  # fmt: skip
-        device = torch.device("cpu") if self._like is None else self._like.device
-        if not mine and peers.until(lambda: peers.has(name), seconds=peers.wait):
-            data = peers.store.get(name)
-            form, most = method.total_format, peers.world
-            read = Message.from_agreed(data, form, sender=SERVER, most=most, **about)
-            if read.count != len(reports):
-                raise WireError(f"the sum is of {read.count} messages, and not of {len(reports)}")
-            return read.cells.to(device)
-        cells = []
-        for rank in sorted(reports):  # in this order everywhere: sums are rounded
-            data = peers.store.get(f"{index}/cells/{rank}")
-            read = Message.from_agreed(data, method.message_format, sender=rank, **about)
-            cells.append(read.cells)
-        total = cells[0].clone()
-        for one in cells[1:]:
-            total += one
-        total = method.reduced(total)
-        if not total.is_floating_point() or bool(torch.isfinite(total).all()):
-            sender, count = SERVER, len(reports)
-            told = Message(method.total_format, total, sender=sender, count=count, **about)
-            published: Any = told.to_bytes(agreed=True)
-            peers.store.set(name, published)
-        self._forget(index)
-        return total.to(device)
-
-    def _forget(self, index: int) -> None:
-        """Take out of the store what nobody needs any more."""
-        store = self._peers.store
-        old = [f"{index - 2}/{kind}/{rank}" for kind in ("cells", "report")
-               for rank in range(self.world)]  # fmt: skip
-        old += [f"{index - self._peers.keep}/{kind}" for kind in ("total", "present")]
-        for key in old:
-            if self._peers.has(key):
-                store.delete_key(key)
-
-
-def _told(report: RankReport) -> list[Any]:
-    return [report.round_index, report.settings, report.status.name]
-
-
-def _heard(told: list[Any]) -> RankReport | None:
-    try:
-        return RankReport(int(told[0]), int(told[1]), RankStatus[told[2]])
-    except (ValueError, TypeError, KeyError, IndexError):
-        return None
+            if (mean := self.missed()) is not None:
+                yield mean
+            elif not self.over and not store.until(changed, seconds=store.timeout):
+                enough = f"min_ranks={store.min_ranks} must finish within {store.timeout:g} seconds"
+                raise MismatchError(f"{enough}, and {store.active} have not")

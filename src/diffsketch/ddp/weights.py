@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -24,7 +23,7 @@ _GOLDEN = -7046029254386353131  # odd: 2**64 over the golden ratio, as a signed 
 
 def sharded_kinds() -> tuple[tuple[type, ...], tuple[type, ...]]:
     """Classes of FSDP's modules and of DTensors, if their modules were imported."""
-    fsdp, tensors = (sys.modules.get(f"torch.distributed.{one}") for one in ("fsdp", "tensor"))
+    fsdp, tensors = (sys.modules.get(f"torch.distributed.{name}") for name in ("fsdp", "tensor"))
     names = ("FullyShardedDataParallel", "FSDPModule")
     modules = tuple(getattr(fsdp, name) for name in names if hasattr(fsdp, name))
     kind = getattr(tensors, "DTensor", None)
@@ -44,6 +43,23 @@ def trained(model: nn.Module, *, trained: bool = True) -> dict[str, nn.Parameter
         for name, parameter in model.named_parameters()
         if parameter.requires_grad == trained and name not in ignored
     }
+
+
+def check_floating(parameters: Mapping[str, Tensor]) -> None:
+    """Raise an `ArgumentError` unless parameters are real numbers."""
+    for name, parameter in parameters.items():
+        if not parameter.is_floating_point():
+            raise ArgumentError(
+                f"parameters must be of real floating types, got {name} of type "
+                f"{parameter.dtype}; keep complex ones as two real parts (torch.view_as_real)"
+            )
+
+
+def check_shapes(name: str, tensors: Iterable[Tensor], wanted: Iterable[Tensor]) -> None:
+    """Raise a `MismatchError` unless tensors of a state have the shapes of those that are there."""
+    got, needed = ([tuple(tensor.shape) for tensor in group] for group in (tensors, wanted))
+    if got != needed:
+        raise MismatchError(f"{name} must have the shapes {needed}, got {got}")
 
 
 def local_part(tensor: Tensor, name: str = "a tensor") -> Tensor:
@@ -75,14 +91,12 @@ def check_disjoint(group: dist.ProcessGroup | None, inside: Sequence[dist.Proces
     """
     ranks = dist.get_process_group_ranks
     others = set(ranks(dist.group.WORLD if group is None else group)) - {dist.get_rank()}
-    for one in inside:
-        if common := others & set(ranks(one)):
+    for group_inside in inside:
+        if common := others & set(ranks(group_inside)):
             raise ArgumentError(
                 "model must not be averaged or sharded over the ranks of group, got rank "
-                f"{min(common)} in both: give the bare module, or wrap it over the ranks of one "
-                "machine (process_group=, or the mesh of fully_shard), and as group= those that "
-                "hold the same part in other machines; where DDP cannot be left out, register its "
-                "hook diffsketch.ddp.own_gradients"
+                f"{min(common)} in both: wrap it over one machine, and give as group= the ranks "
+                "that hold the same part elsewhere; or register the hook own_gradients with DDP"
             )
 
 
@@ -110,8 +124,8 @@ def bits_digest(tensors: Sequence[Tensor]) -> int:
             mixed = (words >> 32).bitwise_xor_(words).mul_(factors[: len(words)])
             sums.append(mixed.sum())
     total = 0
-    for one in torch.stack(sums).tolist() if sums else ():
-        total = (total * _GOLDEN + one) % (1 << 64)
+    for chunk in torch.stack(sums).tolist() if sums else ():  # one transfer from a GPU
+        total = (total * _GOLDEN + chunk) % (1 << 64)
     return total
 
 
@@ -126,19 +140,12 @@ def named_digest(parameters: Mapping[str, nn.Parameter]) -> str:
     return f"{digest_of(chr(10).join(lines)):016x}"
 
 
-@dataclass(frozen=True)
-class WeightSlice:
-    """Coordinates `begin` to `end` of one parameter, and where they are in a fragment."""
+class WeightSlice(NamedTuple):
+    """Coordinates of one parameter, and their places in a fragment."""
 
     parameter: int
-    begin: int
-    end: int
-    place: int
-
-    @property
-    def places(self) -> slice:
-        """Their places in the fragment."""
-        return slice(self.place, self.place + self.end - self.begin)
+    span: slice
+    places: slice
 
 
 class LocalWeights:
@@ -167,25 +174,19 @@ class LocalWeights:
         if not isinstance(model, nn.Module):
             raise ArgumentError(f"model must be a module, got {type(model).__name__}")
         modules, tensors = sharded_kinds()
-        if any(type(one).__name__ == "FullyShardedDataParallel" for one in model.modules()):
+        if any(type(part).__name__ == "FullyShardedDataParallel" for part in model.modules()):
             raise ArgumentError(
                 "model must not be in FullyShardedDataParallel, whose flat parameters may hide "
                 "where a weight is; shard it with torch.distributed.fsdp.fully_shard (FSDP2)"
             )
         self.parameters, self._model = trained(model), weakref.ref(model)
         self.inside: list[dist.ProcessGroup] = []
-        self.replicas = isinstance(model, DistributedDataParallel) and not alone
+        self.replicas = False
         if isinstance(model, DistributedDataParallel) and not alone:
-            self.inside = [model.process_group]
-        meshes = []
-        for name, parameter in self.parameters.items():
-            if not parameter.is_floating_point():
-                raise ArgumentError(
-                    f"parameters must be of real floating types, got {name} of type "
-                    f"{parameter.dtype}; keep complex ones as two real parts (torch.view_as_real)"
-                )
-            if isinstance(parameter.data, tensors):
-                meshes.append(parameter.data.device_mesh)  # type: ignore[attr-defined]
+            self.inside, self.replicas = [model.process_group], True
+        check_floating(self.parameters)
+        values: list[Any] = [parameter.data for parameter in self.parameters.values()]
+        meshes = [value.device_mesh for value in values if isinstance(value, tensors)]  # type: ignore[attr-defined]
         if meshes:
             if self.replicas or any(mesh != meshes[0] for mesh in meshes):
                 raise ArgumentError(
@@ -199,11 +200,12 @@ class LocalWeights:
                     "that all ranks hold"
                 )
             self.inside = list(meshes[0].get_all_groups())
-        elif any(isinstance(one, modules) for one in model.modules()):
+        elif any(isinstance(part, modules) for part in model.modules()):
             raise ArgumentError(
                 "model must hold its shards when this is called, but its parameters are gathered: "
                 "call it before the first forward pass, or after model.reshard()"
             )
+        # Groups of one have nothing to tell each other.
         self.inside = [group for group in self.inside if dist.get_world_size(group) > 1]
         self.replicas = self.replicas and bool(self.inside)
         parts = self.parts
@@ -217,8 +219,8 @@ class LocalWeights:
             )
         self.device = parts[0].device
         shapes = [
-            f"{name} {tuple(one.shape)} {tuple(part.shape)} {one.dtype}"
-            for (name, one), part in zip(self.parameters.items(), parts, strict=True)
+            f"{name} {tuple(parameter.shape)} {tuple(part.shape)} {parameter.dtype}"
+            for (name, parameter), part in zip(self.parameters.items(), parts, strict=True)
         ]
         self.layout = f"{digest_of(chr(10).join(shapes)):016x}"
         self.frozen = named_digest(trained(model, trained=False))
@@ -236,8 +238,8 @@ class LocalWeights:
         model = self.model
         if model is None or (self.inside and not self.replicas):
             return
-        known = {id(one) for one in self.parameters.values()}
-        if new := [name for name, one in trained(model).items() if id(one) not in known]:
+        places = {id(parameter) for parameter in self.parameters.values()}
+        if new := [name for name, tensor in trained(model).items() if id(tensor) not in places]:
             raise MismatchError(
                 f"the trained parameters must stay those that LocalSteps was made with, got "
                 f"{new[0]} and {len(new) - 1} more that are new or no longer frozen: make another"
@@ -246,21 +248,21 @@ class LocalWeights:
     @property
     def parts(self) -> list[Tensor]:
         """This rank's part of each parameter, in its memory."""
-        return [local_part(one, name) for name, one in self.parameters.items()]
+        return [local_part(parameter, name) for name, parameter in self.parameters.items()]
 
     def pieces(self, fragments: int) -> list[list[WeightSlice]]:
-        """Cut the vector into so many fragments of nearly the same length."""
+        """Cut the vector into `fragments` parts of nearly the same length."""
         bounds = [self.dim * index // fragments for index in range(fragments + 1)]
-        found: list[list[WeightSlice]] = [[] for _ in range(fragments)]
+        pieces: list[list[WeightSlice]] = [[] for _ in range(fragments)]
         start = 0
         for number, part in enumerate(self.parts):
             for index, (low, high) in enumerate(pairwise(bounds)):
                 begin, end = max(low, start), min(high, start + part.numel())
                 if begin < end:
-                    piece = WeightSlice(number, begin - start, end - start, begin - low)
-                    found[index].append(piece)
+                    span, places = slice(begin - start, end - start), slice(begin - low, end - low)
+                    pieces[index].append(WeightSlice(number, span, places))
             start += part.numel()
-        return found
+        return pieces
 
 
 class CommonWeights:
@@ -294,19 +296,24 @@ class CommonWeights:
             torch.zeros(pieces[-1].places.stop, device=weights.device) for pieces in self._pieces
         ]
 
+    @property
+    def _kept(self) -> dict[str, list[Tensor]]:
+        return {"weights": self._values, "momentum": self._moments}
+
     def new_vector(self, fragment: int) -> Tensor:
         """Memory for a number for each weight of a fragment."""
         return new_result(self._moments[fragment], self._moments[fragment].shape)
 
     def difference(self, fragment: int) -> Tensor:
         """The common weights of a fragment, as the model had them, less what they are now."""
-        parts, found = self._weights.parts, self.new_vector(fragment)
+        parts, change = self._weights.parts, self.new_vector(fragment)
         for piece in self._pieces[fragment]:
             common, part = self._value(piece), parts[piece.parameter]
-            now = part.reshape(-1)[piece.begin : piece.end]
+            now = part.reshape(-1)[piece.span]
+            # Through the parameter's type: what the model lost to rounding is no step of the rank.
             shown = common.to(part.dtype).to(common.dtype)
-            torch.sub(shown, now.to(common.dtype), out=found[piece.places])
-        return found
+            torch.sub(shown, now.to(common.dtype), out=change[piece.places])
+        return change
 
     def move(self, fragment: int, mean: Tensor | None, sent: Tensor | None = None) -> None:
         """Move the common weights, and this rank's to where they are.
@@ -326,7 +333,7 @@ class CommonWeights:
             if change is not None:
                 common.sub_(change[piece.places])
             flat = part.reshape(-1)  # the same memory, or a copy where the part has gaps
-            target = flat[piece.begin : piece.end]
+            target = flat[piece.span]
             if change is not None and sent is not None:
                 kept = target.to(common.dtype) + (sent[piece.places] - change[piece.places])
                 target.copy_(kept)
@@ -352,22 +359,18 @@ class CommonWeights:
 
     def state_dict(self) -> dict[str, list[Tensor]]:
         """Copies of the weights and of the momentum."""
-        kept = {"weights": self._values, "momentum": self._moments}
-        return {name: [one.clone() for one in values] for name, values in kept.items()}
+        return {name: [value.clone() for value in kept] for name, kept in self._kept.items()}
 
     def check_state(self, state: Mapping[str, Sequence[Tensor]]) -> None:
         """Raise a `MismatchError` unless a state has tensors of these shapes."""
-        for name, own in (("weights", self._values), ("momentum", self._moments)):
-            found = [tuple(one.shape) for one in state.get(name, ())]
-            wanted = [tuple(one.shape) for one in own]
-            if found != wanted:
-                raise MismatchError(f"{name} must have the shapes {wanted}, got {found}")
+        for name, kept in self._kept.items():
+            check_shapes(name, state.get(name, ()), kept)
 
     def load_state_dict(self, state: Mapping[str, Sequence[Tensor]]) -> None:
         """Take over a state that was checked."""
-        for name, own in (("weights", self._values), ("momentum", self._moments)):
-            for one, value in zip(own, state[name], strict=True):
-                one.copy_(value)
+        for name, kept in self._kept.items():
+            for tensor, value in zip(kept, state[name], strict=True):
+                tensor.copy_(value)
 
     def _value(self, piece: WeightSlice) -> Tensor:
-        return self._values[piece.parameter][piece.begin : piece.end]
+        return self._values[piece.parameter][piece.span]
