@@ -180,7 +180,7 @@ def test_only_options_become_flags(monkeypatch: pytest.MonkeyPatch, here: Path) 
     [
         (
             ["run", "--workers", "40000", "--samples", "2"],
-            "--workers * --samples must be <= 60000, the training images there are, got "
+            "--workers * --samples must be <= 60000, the number of training images, got "
             "--workers=40000, --samples=2",
         ),
         (
