@@ -28,7 +28,7 @@ from diffsketch.flower.accounts import (
 )
 from diffsketch.flower.records import NO_MODEL, Refusal, Request, member_digest
 from diffsketch.privacy import Budget, Claim
-from diffsketch.privacy.accounting.account import Account, AccountBusy, BudgetExceeded
+from diffsketch.privacy.accounting.account import Account, AccountBusy
 from diffsketch.wire import WireError
 from tests.flower.network import (
     CENTRAL,
@@ -377,10 +377,7 @@ def test_the_registrys_budget_is_never_exceeded() -> None:
     assert rounds >= 1
     for index in range(rounds):
         charge(registry, [index, 50])
-    for nodes in ([rounds, 50], [50]):
-        with pytest.raises(BudgetExceeded):
-            registry.begin_round(CLAIM, nodes)
-    registry.check_budget(CLAIM, [rounds])
+    assert list(registry.unaffordable(CLAIM, [rounds, 50])) == [50]
     assert epsilon(registry) <= BUDGET.epsilon
 
 
@@ -399,10 +396,9 @@ def test_clients_over_budget_do_not_keep_others_from_being_told_apart() -> None:
     registry.settle_round(CLAIM)
     assert (rounds_of(registry, "a"), rounds_of(registry, "b")) == (4, 1)
     assert epsilon(registry) == pytest.approx(epsilon(account(4)), rel=1e-9)
-    for node in (1, 2):  # whichever of its nodes: it is not asked again
-        with pytest.raises(BudgetExceeded):
-            registry.begin_round(CLAIM, [node])
-    assert registry.affordable(CLAIM, [1, 2, 3]) == [3]
+    reasons = registry.unaffordable(CLAIM, [1, 2, 3])  # whichever of its nodes: not asked again
+    assert list(reasons) == [1, 2]
+    assert all("above the budget" in reason for reason in reasons.values())
     charge(registry, [3])
     assert (rounds_of(registry, "a"), rounds_of(registry, "b")) == (4, 2)
 
@@ -411,9 +407,9 @@ def test_of_several_nodes_of_a_client_as_many_are_asked_as_it_can_pay() -> None:
     registry = ClientRegistry(Budget(3.5, 1e-5), CLAIM)  # two rounds
     for node in (1, 2, 3):
         registry.update(node, member="a", version=0, statement=b"")
-    assert registry.affordable(CLAIM, [1, 2, 3, 4]) == [1, 2, 4]
+    assert list(registry.unaffordable(CLAIM, [1, 2, 3, 4])) == [3]
     charge(registry, [3])
-    assert registry.affordable(CLAIM, [1, 2, 3, 4]) == [1, 4]
+    assert list(registry.unaffordable(CLAIM, [1, 2, 3, 4])) == [2, 3]
 
 
 def test_statements_are_handed_back_to_their_client_only() -> None:

@@ -120,7 +120,7 @@ def test_a_server_cannot_choose_less_noise() -> None:
     ("values", "code", "word"),
     [
         ({"protocol": PROTOCOL + 1}, "request", f"speaks version {PROTOCOL + 1}"),
-        ({"round_index": 2**40}, "statement", "no memory of so many rounds"),
+        ({"round_index": 2**40}, "statement", "no memory of 1099511627776 rounds"),
         ({"version": 1}, "request", "totals do not lead to its version"),
         ({"rounds": [0]}, "request", "not those of its rounds"),
         ({"base": -1}, "model", "no model to go on from"),

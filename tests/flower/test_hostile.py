@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from diffsketch.errors import ArgumentError
 from diffsketch.flower import FlowerPlan
-from diffsketch.flower.aggregation import RoundContext, UsualSize, plain_sum
+from diffsketch.flower.aggregation import Round, UsualSize, noised_zeros, plain_sum
 from diffsketch.flower.records import PROTOCOL, Reply, digest_of
 from diffsketch.methods.client_noise import ClientNoise
 from diffsketch.sketch import SketchKey
@@ -355,18 +355,15 @@ def test_what_counts_as_zeros_has_the_noise_of_its_share() -> None:
     Noise of 10 steps or more in 21 cells, of which all are 0 with a probability below 1e-20.
     """
     plan = FlowerPlan("gaussian", {"clip": 2.0, "noise_multiplier": 1.0, "trust": "distributed"}, 3)
-    state = strategy_of(plan, trusted_server=True)._state(FIRST)
-    claim = state.claim_of(3, 0)
-    about = state.context(0, bytes(16), claim)
-    assert about.substitute is not None
-    assert about.substitute().count_nonzero() > 0
-    central = strategy_of(CENTRAL)._state(FIRST)
-    zeros = central.context(0, bytes(16), central.claim_of(3, 0)).substitute
-    assert zeros is not None
-    assert zeros().count_nonzero() == 0  # the server adds it to the sum
-    for harmless in (PLAN, TOO_LONG["local"][0]):
-        state = strategy_of(harmless)._state(FIRST)
-        assert state.context(0, bytes(16), claim).substitute is None
+    harmless = TOO_LONG["local"][0]
+    for one, substitutes, noised in (
+        (plan, True, True), (CENTRAL, True, False), (harmless, False, True), (PLAN, False, False),
+    ):  # fmt: skip
+        strategy, method = strategy_of(one, trusted_server=True), one.build(DIM)
+        strategy._begin(FIRST)
+        assert strategy._substitutes == substitutes
+        zeros = noised_zeros(method, method.claim_for(3, KEY.seed(0)))
+        assert bool(zeros.count_nonzero() > 0) == noised  # or the server adds it to the sum
 
 
 def test_without_a_key_a_draw_of_fingerprints_is_nobodys() -> None:
@@ -382,10 +379,11 @@ def test_without_a_key_a_draw_of_fingerprints_is_nobodys() -> None:
         ).to_bytes()
         for sender in (1, 2)
     }
-    about = RoundContext(PLAN, method, 0, None, bytes(16))
-    summed = plain_sum(parts, about)
-    assert summed.total is None
-    assert set(summed.refused) == {1, 2}
+    claim, nodes, grid = method.claim_for(2, KEY.seed(0)), (1, 2), network_of(PLAN)
+    current = Round(PLAN, method, claim, 0, None, nodes, grid, 9.0, bytes(16))
+    plain_sum(current, {node: Reply(bytes(16), "", 0, message=parts[node]) for node in nodes})
+    assert current.total is None
+    assert set(current.refused) == {1, 2}
 
 
 REPLY = Reply(b"n" * 16, "0", 0)

@@ -32,11 +32,10 @@ from flwr.clientapp import ClientApp
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from diffsketch.flower import FlowerPlan, sketch_mod
+from diffsketch.flower import FlowerPlan, SketchStrategy, sketch_mod
 from diffsketch.flower import client as client_module
 from diffsketch.flower.plan import DOORS
 from diffsketch.flower.records import RECORD, Refusal, Request
-from diffsketch.flower.server import ServerState
 from diffsketch.methods.client_noise import ClientNoise
 from diffsketch.privacy import Budget
 from diffsketch.privacy.clipping import centre
@@ -412,11 +411,11 @@ def test_what_a_trusted_server_reports_does_not_depend_on_data(
 ) -> None:
     """And it would, if messages beyond a limit were refused."""
     check_published()
-    made: Callable[..., Any] = ServerState.context
+    made: Callable[..., Any] = SketchStrategy._open
 
-    def refusing(self: ServerState, *arguments: Any) -> Any:
-        return replace(made(self, *arguments), substitute=None)
+    def refusing(self: SketchStrategy, *arguments: Any) -> Any:
+        return replace(made(self, *arguments), substitutes=False)
 
-    monkeypatch.setattr(ServerState, "context", refusing)
+    monkeypatch.setattr(SketchStrategy, "_open", refusing)
     with pytest.raises(AssertionError):
         check_published()

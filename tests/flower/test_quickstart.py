@@ -266,7 +266,8 @@ def test_private_methods_take_no_weights() -> None:
     with pytest.raises(ArgumentError, match="weighted must not be True: weights would tell"):
         strategy_of(GAUSSIAN, weighted=True).start(network_of(GAUSSIAN), FIRST, 1)
     network, strategy = network_of(GAUSSIAN), strategy_of(GAUSSIAN)
-    strategy._state(FIRST).weight = "num-examples"  # a server that wants to know
+    strategy._begin(FIRST)
+    strategy._alike = ""  # a server that wants to know
     strategy.start(network, FIRST, 1)
     assert {one.partition(":")[0] for one in strategy.reports[0].refused.values()} == {"weight"}
     assert not network.nodes[1000].seen

@@ -261,11 +261,11 @@ def test_no_message_is_masked_but_in_training() -> None:
         invitation = b""
     told = opening(which, invitation=b"", request=server.requests()[1000])
     assert "only in reply to a request for training" in ask(told, who, own_side).reason
-    own_side.check(told.to_record(), 0, client=who)
+    own_side.masking(told.to_record(), 0, client=who)
     with pytest.raises(Refusal, match="the secure sum of another round"):
-        own_side.check(told.to_record(), 1, client=who)
+        own_side.masking(told.to_record(), 1, client=who)
     with pytest.raises(Refusal, match="the server asks without"):
-        own_side.check(None, 0, client=who)
+        own_side.masking(None, 0, client=who)
 
 
 @settings(max_examples=60, deadline=None)
@@ -310,17 +310,20 @@ def test_a_wrong_share_of_a_secret_is_named(spare: bool, caplog: pytest.LogCaptu
 
 def test_a_sum_that_no_cohort_has_is_void(monkeypatch: pytest.MonkeyPatch) -> None:
     """One masks what it should never have made: it cannot be seen who, but that somebody did."""
-    seen = SecureClientAggregation.protect
+    masking = SecureClientAggregation.masking
 
-    def sealed(self: Any, message: Any, told: Any, *, client: ClientContext) -> bytes:
-        if client.node == BAD:
+    def sealed(self: Any, *about: Any, client: ClientContext) -> Callable[[Any], bytes]:
+        mask = masking(self, *about, client=client)
+
+        def changed(message: Any) -> bytes:
             half = 1 << (message.format.bits - 1)
-            message = replace(message, cells=torch.full(message.format.shape, half))
-        return seen(self, message, told, client=client)
+            return mask(replace(message, cells=torch.full(message.format.shape, half)))
+
+        return changed if client.node == BAD else mask
 
     strategy, arrays = run()
     assert (strategy.reports[0].void, len(strategy.reports[0].present)) == ("", 5)
-    monkeypatch.setattr(SecureClientAggregation, "protect", sealed)
+    monkeypatch.setattr(SecureClientAggregation, "masking", sealed)
     strategy, arrays = run()
     assert "the sum of 5 messages has a norm of" in strategy.reports[0].void
     assert strategy.reports[0].present == ()

@@ -232,7 +232,6 @@ class _Session:
         self._aggregation = options.aggregation
         if self._aggregation is None and self.plan.secure_sum:
             self._aggregation = SecureClientAggregation()
-        self._instructions = message.content.config_records.get(SUM_RECORD)
         self._member = str(config.get("partition-id", context.node_id))
         self._memory = ClientMemory(b"")
         found = options.account_file or config.get("diffsketch-account")
@@ -336,8 +335,10 @@ class _Session:
         feedback = self._feedback(claim) if self._options.error_feedback else None
         trusted = self._options.trusted_server or aggregation is not None
         records.check_trust(claim, trusted_server=trusted)
+        mask = None
         if aggregation is not None:
-            aggregation.check(self._instructions, request.round_index, client=self._client)
+            told = self._message.content.config_records.get(SUM_RECORD)
+            mask = aggregation.masking(told, request.round_index, client=self._client)
         account = open_account(
             claim, request, member=self._member, remembered=self._memory.account,
             key=self._own_key, path=self._path, budget=self._options.budget,
@@ -349,7 +350,7 @@ class _Session:
         if isinstance(outcome, Message):
             return outcome
         with refusing():  # as another process may have charged the file meanwhile
-            data, metrics = self._released(outcome, claim, feedback, account)
+            data, metrics = self._released(outcome, claim, feedback, account, mask)
         statement = b"" if self._own_key is None else sign_statement(account, self._own_key)
         reply = Reply(
             request.nonce, self._member, self._memory.version, message=data, statement=statement,
@@ -390,7 +391,12 @@ class _Session:
         return {name: record for name, record in kept.items() if record}
 
     def _released(
-        self, outcome: _Outcome, claim: Claim, feedback: ErrorFeedback | None, account: Account
+        self,
+        outcome: _Outcome,
+        claim: Claim,
+        feedback: ErrorFeedback | None,
+        account: Account,
+        mask: Callable[[WireMessage], bytes] | None,
     ) -> tuple[bytes, bytes]:
         """Charge, and make the messages: of the vector, and of the plan's metrics."""
         method, seed, vector = self._method, self._seed, outcome.vector * (outcome.weight or 1)
@@ -410,9 +416,8 @@ class _Session:
         # Before anything is sent: whatever becomes of the reply, it is paid for.
         self._remember(answered=self._request.round_index, account=account)
         wire = self._wire(method, cells)
-        if self._aggregation is not None:
-            masked = self._aggregation.protect(wire, self._instructions, client=self._client)
-            return masked, b""
+        if mask is not None:
+            return mask(wire), b""
         if (second := self.plan.metric_method) is None:
             return wire.to_bytes(), b""
         values = self.plan.scaled_metrics(outcome.metrics)[None]
