@@ -220,17 +220,15 @@ class Round:
         """Report the round with the claim that is paid for; None if no message was requested."""
         silent = [n for n in self.nodes if n not in self.replies and n not in self.refused]
         return RoundReport(
-            round_index=self.round_index,
+            self.round_index,
             selected=(*self.nodes, *self.left),
             present=tuple(sorted(self.present)),
             refused={**self.left, **self.refused},
             silent=() if claim is None else tuple(silent),
-            bytes_down=self.bytes_down,
-            bytes_up=self.bytes_up,
+            bytes_down=self.bytes_down, bytes_up=self.bytes_up,
             message_bytes=sum(len(reply.message) for reply in self.replies.values()),
-            claim=claim,
-            void=self.void,
-        )
+            claim=claim, void=self.void,
+        )  # fmt: skip
 
 
 def plain_sum(current: Round, replies: Mapping[int, Reply]) -> None:
@@ -358,22 +356,19 @@ def mean_metrics(current: Round) -> dict[str, float]:
 
     The metric that clients count by, lists, and values that are not finite are left out.
     """
-    weights, reported = list[int](), list[dict[str, float]]()
-    for node in sorted(current.present):
-        weights.append(current.weight_of(node))
-        records = current.messages[node].content.metric_records.values()
-        pairs = [pair for record in records for pair in record.items()]
-        reported.append(
-            {
-                name: float(value)
-                for name, value in pairs
-                if isinstance(value, int | float)
-                and math.isfinite(value)
-                and name != current.weight
-            }
-        )
+    nodes = sorted(current.present)
+    reported = [
+        {
+            name: float(value)
+            for record in current.messages[node].content.metric_records.values()
+            for name, value in record.items()
+            if isinstance(value, int | float) and math.isfinite(value) and name != current.weight
+        }
+        for node in nodes
+    ]
+    weights = [current.weight_of(node) for node in nodes]
+    pairs = list(zip(weights, reported, strict=True))
     return {
-        name: sum(w * values[name] for w, values in zip(weights, reported, strict=True))
-        / sum(weights)
+        name: sum(weight * values[name] for weight, values in pairs) / sum(weights)
         for name in set.intersection(*map(set, reported))
     }

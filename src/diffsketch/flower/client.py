@@ -51,8 +51,7 @@ from diffsketch.wire import WireError
 
 _LOG = logging.getLogger("flwr.diffsketch")
 _PRECONDITION = 6  # Flower's ErrorCode.MOD_FAILED_PRECONDITION
-_VALUES, _MODEL, _OWN = "diffsketch.memory", "diffsketch.model", "diffsketch.own"
-_UNSENT = "diffsketch.unsent"
+_VALUES, _ARRAYS = "diffsketch.memory", ("model", "own", "unsent")
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,27 +79,22 @@ class ClientMemory:
             account.begin_series()  # a copy of another node's memory, which may go on with its own
         if values["series"] != series:
             return cls(series, account=account)
-        found = context.state.array_records
-        model, own, unsent = (found.get(name) for name in (_MODEL, _OWN, _UNSENT))
-        version = NO_MODEL if model is None else int(values["version"])
-        return cls(series, version, model, int(values["answered"]), account, own, unsent)
+        stored = context.state.array_records
+        arrays = {name: stored.get(f"diffsketch.{name}") for name in _ARRAYS}
+        version = NO_MODEL if arrays["model"] is None else int(values["version"])
+        answered = int(values["answered"])
+        return cls(series, version=version, answered=answered, account=account, **arrays)
 
     def write(self, context: Context) -> None:
         """Keep it for the next message."""
-        context.state[_VALUES] = ConfigRecord(
-            {
-                "series": self.series,
-                "node": context.node_id,
-                "version": self.version,
-                "answered": self.answered,
-                "account": "" if self.account is None else self.account.to_text(),
-            }
-        )
-        for name, arrays in ((_MODEL, self.model), (_OWN, self.own), (_UNSENT, self.unsent)):
-            if arrays is not None:
-                context.state[name] = arrays
-            elif name in context.state:  # of another series
-                del context.state[name]
+        values: Any = {n: getattr(self, n) for n in ("series", "version", "answered")}
+        account = "" if self.account is None else self.account.to_text()
+        values |= {"node": context.node_id, "account": account}
+        context.state[_VALUES] = ConfigRecord(values)
+        for name in _ARRAYS:
+            context.state.pop(f"diffsketch.{name}", None)  # perhaps of another series
+            if (arrays := getattr(self, name)) is not None:
+                context.state[f"diffsketch.{name}"] = arrays
 
 
 @dataclass(frozen=True, eq=False)
@@ -331,8 +325,8 @@ class _Session:
         if request.weight and not self.plan.is_bare:
             raise Refusal("weight", "a weight would tell how many examples this client has")
         feedback, mask = self._feedback(claim) if options.error_feedback else None, None
-        trusted = options.trusted_server or aggregation is not None
-        records.check_trust(claim, trusted_server=trusted)
+        if records.needs_trust(claim) and not (options.trusted_server or aggregation):
+            raise Refusal("trust", records.NEEDS_TRUST)
         if aggregation is not None:
             told = self._message.content.config_records.get(SUM_RECORD)
             mask = aggregation.masking(told, request.round_index, client=self._client)

@@ -30,15 +30,15 @@ class Refusal(DiffSketchError):  # noqa: N818 - it says what happened
         self.code = code
 
 
-def check_trust(claim: Claim, *, trusted_server: bool) -> None:
-    """Raise a `Refusal` if a claim under distributed trust meets a server that sees messages."""
-    distributed = claim.scope.trust is Trust.DISTRIBUTED and not isinstance(claim, NoClaim)
-    if distributed and not trusted_server:
-        raise Refusal(
-            "trust",
-            "the method's claim is under distributed trust: it needs a secure sum, and this server "
-            "sees every message. trusted_server=True says that it will not look",
-        )
+NEEDS_TRUST = (
+    "the method's claim is under distributed trust: it needs a secure sum, and this server sees "
+    "every message. trusted_server=True says that it will not look"
+)
+
+
+def needs_trust(claim: Claim) -> bool:
+    """Whether a claim holds only if the server sees no single message, or does not look."""
+    return claim.scope.trust is Trust.DISTRIBUTED and not isinstance(claim, NoClaim)
 
 
 def member_digest(member: str) -> bytes:

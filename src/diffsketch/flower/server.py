@@ -37,7 +37,7 @@ from diffsketch.flower.plan import (
     predicted_error,
     simulation_key,
 )
-from diffsketch.flower.records import NO_MODEL, RECORD, SUM_RECORD, Refusal, Reply, Request
+from diffsketch.flower.records import NO_MODEL, RECORD, SUM_RECORD, Reply, Request
 from diffsketch.flower.secure import SecureAggregation
 from diffsketch.methods import Method
 from diffsketch.methods.base import is_finite
@@ -305,10 +305,8 @@ class SketchStrategy(Strategy):
         self._method, self._plan_text = plan.build(dim), plan.describe(dim, self._local)
         planned = self._claim_of(plan.min_replies, 0)
         check_release(self._method, planned, budget=self._budget)
-        try:
-            records.check_trust(planned, trusted_server=self._trusted)
-        except Refusal as error:
-            raise ArgumentError(f"method={self._method.name!r}: {error}") from error
+        if records.needs_trust(planned) and not self._trusted:
+            raise ArgumentError(f"method={self._method.name!r}: {records.NEEDS_TRUST}")
         self._alike = _why_alike(plan, self._weighted)
         # Where only the sum's noise hides a client, whom the server refuses must not depend on its
         # message: no bound then follows from the messages of the round.
@@ -456,24 +454,15 @@ class SketchStrategy(Strategy):
             statement, digests = self._registry.statement_for(node)
             rounds = [index for index, _ in totals]
             parts[RECORD] = Request(
-                series=self._series,
-                nonce=nonce,
-                round_index=round_index,
-                plan=self._plan_text,
-                key_check=self._fingerprint(0) or b"",
-                arrays=name,
-                base=NO_MODEL if arrays is None else start,
-                version=history.version,
-                first=start + 1,
-                totals=[total for _, total in totals],
-                rounds=rounds,
+                series=self._series, nonce=nonce, round_index=round_index, plan=self._plan_text,
+                key_check=self._fingerprint(0) or b"", arrays=name,
+                base=NO_MODEL if arrays is None else start, version=history.version,
+                first=start + 1, totals=[total for _, total in totals], rounds=rounds,
                 digest=b"" if self._key is None else history.digest,
-                statement=statement,
-                known=digests,
+                statement=statement, known=digests,
                 clip=self._clips[rounds[0]] if rounds else self._method.round_clip or 0.0,
-                weight="" if self._alike else self._weight,
-                counted=self._counted.get(node, -1),
-            ).to_record()
+                weight="" if self._alike else self._weight, counted=self._counted.get(node, -1),
+            ).to_record()  # fmt: skip
             if node in instructions:
                 parts[SUM_RECORD] = instructions[node]
             if arrays is not None:
