@@ -154,18 +154,18 @@ class Round:
     void: str = ""  # why the model does not change
 
     def exchange(
-        self, requests: Mapping[int, SumRequest]
-    ) -> tuple[dict[int, SumReply], dict[int, str]]:
-        """Send requests of a secure sum; return the first reply of each node, and refusals.
+        self, requests: Mapping[int, SumRequest], *, refused: dict[int, str]
+    ) -> dict[int, SumReply]:
+        """Send requests of a secure sum; return the first reply of each node.
 
-        A node that is in neither was silent.
+        Why others gave none is added to `refused`; nodes that are in neither were silent.
         """
         messages = []
         for node, request in requests.items():
             content = RecordDict({SUM_RECORD: request.to_record()})
             self.bytes_down += content_bytes(content)
             messages.append(Message(content, dst_node_id=node, message_type=MessageType.TRAIN))
-        replies, refused = dict[int, SumReply](), dict[int, str]()
+        replies: dict[int, SumReply] = {}
         for message in self.grid.send_and_receive(messages, timeout=self.timeout):
             node = message.metadata.src_node_id
             if node not in requests or node in replies:
@@ -180,7 +180,7 @@ class Round:
             else:
                 refused.pop(node, None)
                 replies[node] = reply
-        return replies, refused
+        return replies
 
     def add(self, message: Message) -> Reply | None:
         """Take in a reply; return None if it is not valid."""

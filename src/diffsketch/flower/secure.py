@@ -105,10 +105,10 @@ class SecureClientAggregation:
     ) -> None:
         if (identity is None) != (identities is None):
             raise ArgumentError("identity and identities must be given together, or neither")
-        self._guard = guard
-        self._signing: tuple[SigningIdentity, dict[int, bytes]] | None = None
+        self.guard = guard
+        self.signing: tuple[SigningIdentity, dict[int, bytes]] | None = None
         if identity is not None and identities is not None:
-            self._signing = identity, _numbered(identity, identities)
+            self.signing = identity, _numbered(identity, identities)
 
     def answer(self, message: Message, client: ClientContext) -> Message | None:
         """Reply to a message of the secure sum's own exchanges; None if it is none of them."""
@@ -119,7 +119,7 @@ class SecureClientAggregation:
             request = SumRequest.of(record)
             fingerprint = client.require_key().seed(request.round_index).fingerprint
             client.check_plan(request.plan, request.dim)
-            member = _SumMember(client, self._signing, self._guard)
+            member = _SumMember(client, self)
             data = member.answer(request) if request.request else b""
             number = member.number.to_bytes(8, "little")
             reply = SumReply(member=number, fingerprint=fingerprint, reply=data)
@@ -136,7 +136,7 @@ class SecureClientAggregation:
         if instructions is None:
             raise Refusal("secure-sum", "the plan has a secure sum, and the server asks without")
         request = SumRequest.of(instructions).request
-        member = _SumMember(client, self._signing, self._guard)
+        member = _SumMember(client, self)
         machine = member.restored(round_index)
         if stage_of(request, machine.params) is not Stage.MASKED:
             raise Refusal("secure-sum", "the request is not for a masked message")
@@ -152,14 +152,9 @@ class SecureClientAggregation:
 class _SumMember:
     """A client in a secure sum, for one message: its identity, and what it remembers of the sum."""
 
-    def __init__(
-        self,
-        client: ClientContext,
-        signing: tuple[SigningIdentity, dict[int, bytes]] | None,
-        guard: str | Path | None,
-    ) -> None:
-        self._client, config = client, client.context.node_config
-        self._guard = guard or config.get("diffsketch-guard")
+    def __init__(self, client: ClientContext, options: SecureClientAggregation) -> None:
+        self._client, config, signing = client, client.context.node_config, options.signing
+        self._guard = options.guard or config.get("diffsketch-guard")
         self._kept: dict[str, Any] = dict(client.context.state.config_records.get(_STATE) or {})
         self._identity, self._members, self.number = None, None, client.node
         if not client.plan.identities:
@@ -170,10 +165,9 @@ class _SumMember:
             identity, identities = find_identity(config), find_identities(config)
             if identity is None or identities is None:
                 raise Refusal(
-                    "identity",
-                    "the plan has identities, and this client has none, or does not know the "
-                    "others' (DIFFSKETCH_IDENTITY, DIFFSKETCH_IDENTITIES_FILE)",
-                )
+                    "identity", "the plan has identities, and this client has none, or does not "
+                    "know the others' (DIFFSKETCH_IDENTITY, DIFFSKETCH_IDENTITIES_FILE)",
+                )  # fmt: skip
             signing = identity, _numbered(identity, identities)
         self._identity, self._members = signing
         self.number = member_number(self._identity.public)
@@ -224,22 +218,19 @@ class _SumMember:
         """Accept the invitation, if it is to a round that the plan promises."""
         plan, round_index = self._client.plan, self._kept["round_index"]
         params = accept(
-            self._kept["invitation"],
-            plan.build(self._kept["dim"]).message_format,
+            self._kept["invitation"], plan.build(self._kept["dim"]).message_format,
             fingerprint=self._client.require_key().seed(round_index).fingerprint,
-            least_present=plan.min_replies,
-            identities=self._members,
-            corrupt=plan.corrupt,
-        )
+            least_present=plan.min_replies, identities=self._members, corrupt=plan.corrupt,
+        )  # fmt: skip
         count = len(params.members)
         if params.round_index != round_index:
             raise Refusal("secure-sum", "the invitation is to another round")
         if count > plan.cohort or params.threshold < plan.threshold(count):
             raise Refusal(
-                "secure-sum",
-                f"the invitation is to {count} members with a threshold of {params.threshold}, and "
-                f"the plan has at most {plan.cohort} and {plan.threshold(count)}",
-            )
+                "secure-sum", f"the invitation is to {count} members with a threshold of "
+                f"{params.threshold}, and the plan has at most {plan.cohort} and "
+                f"{plan.threshold(count)}",
+            )  # fmt: skip
         return params
 
 
@@ -274,8 +265,7 @@ class _OpenSum:
 
     def step(self, invitation: bytes = b"") -> None:
         """Do one exchange of the secure sum's own."""
-        replies, refused = self.current.exchange(self.requests(invitation))
-        self.left.update(refused)
+        replies = self.current.exchange(self.requests(invitation), refused=self.left)
         self.close({node: reply.reply for node, reply in replies.items()})
 
     def close(self, replies: Mapping[int, bytes]) -> None:
@@ -364,15 +354,11 @@ class SecureAggregation:
                     stage=Stage.KEYS, dropped={},
                 )  # fmt: skip
             params = Params(
-                current.method.message_format,
-                run=current.nonce,
-                round_index=current.round_index,
-                fingerprint=fingerprint,
-                members=tuple(sorted(members)),
-                threshold=current.plan.threshold(len(members)),
-                min_present=least,
+                current.method.message_format, run=current.nonce, round_index=current.round_index,
+                fingerprint=fingerprint, members=tuple(sorted(members)),
+                threshold=current.plan.threshold(len(members)), min_present=least,
                 identities=self._public and {number: self._public[number] for number in members},
-            )
+            )  # fmt: skip
             opened = _OpenSum(SecureSumServer(params), members, current, current.left)
             for invitation in (invite(params), b""):  # keys, shares
                 opened.step(invitation)
@@ -408,13 +394,9 @@ class SecureAggregation:
             return
         current.present = frozenset(opened.nodes[member] for member in present)
         current.total = WireMessage(
-            current.method.total_format,
-            cells,
-            round_index=current.round_index,
-            fingerprint=server.params.fingerprint,
-            sender=SERVER,
-            count=len(present),
-        )
+            current.method.total_format, cells, round_index=current.round_index,
+            fingerprint=server.params.fingerprint, sender=SERVER, count=len(present),
+        )  # fmt: skip
 
     def _members(self, current: Round) -> tuple[dict[int, int], bytes]:
         """Find nodes by their members' numbers, and the fingerprint; why others are `left` out."""
@@ -422,8 +404,8 @@ class SecureAggregation:
         if self._public is None and fingerprint is not None:
             left.update(dict.fromkeys(self._excluded & set(nodes), _EXCLUDED))
             return {node: node for node in nodes if node not in left}, fingerprint
-        replies, refused = current.exchange(dict.fromkeys(sorted(nodes), _hello(current)))
-        left.update(refused)
+        requests = dict.fromkeys(sorted(nodes), _hello(current))
+        replies = current.exchange(requests, refused=left)
         if fingerprint is None:
             fingerprint = most_common(reply.fingerprint for reply in replies.values())
         members: dict[int, int] = {}

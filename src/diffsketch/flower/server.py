@@ -238,9 +238,7 @@ class SketchStrategy(Strategy):
     def epsilon(self, delta: float) -> Epsilon:
         """Epsilon that the run has cost the client who was asked most often, with its basis."""
         if not self._begun:
-            raise ArgumentError(
-                "epsilon must not be asked for before the first round is configured"
-            )
+            raise ArgumentError("epsilon has no value before the first round is configured")
         return self._registry.epsilon(delta)
 
     def summary(self) -> None:
