@@ -249,16 +249,16 @@ def plain_sum(current: Round, replies: Mapping[int, Reply]) -> None:
     method, second = current.method, current.plan.metric_method
     fingerprint = current.fingerprint or _voted_fingerprint(replies)
     place: dict[str, Any] = {"round_index": current.round_index, "fingerprint": fingerprint}
-    norms, parts = dict[int, float](), dict[int, tuple[bytes, ...]]()
+    norms, parts = dict[int, float](), dict[int, list[bytes]]()
     for node, reply in replies.items():
         weight = current.weight_of(node)
         try:
             message = _read(reply.message, node, method, place)
             norms[node] = method.norm_of(message.cells) / weight
-            pair = (_honest(message, reply.message, method, current, current.limit * weight),)
+            pair = [_honest(message, reply.message, method, current, current.limit * weight)]
             if second is not None:
                 message = _read(reply.metrics, node, second, place)
-                pair = (*pair, _honest(message, reply.metrics, second, current))
+                pair.append(_honest(message, reply.metrics, second, current))
             parts[node] = pair
         except WireError as error:
             current.refused[node] = str(error)

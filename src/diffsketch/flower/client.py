@@ -402,9 +402,9 @@ class _Session:
         except MismatchError as error:
             raise Refusal("app", str(error)) from error
         ordered = ArrayRecord({name: sent[0][name] for name in model})
-        own = {name: array for name, array in ordered.items() if records.is_local(name, local)}
-        if own:
-            self._memory = replace(self._memory, own=ArrayRecord(own))
+        kept = {name: array for name, array in ordered.items() if records.is_local(name, local)}
+        if kept:
+            self._memory = replace(self._memory, own=ArrayRecord(kept))
         new, old = records.flat(ordered, local), records.flat(model, local)
         if new.shape != old.shape:
             raise Refusal("app", f"the app must reply with {len(old)} floating-point values")

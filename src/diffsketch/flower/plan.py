@@ -289,9 +289,10 @@ def predicted_error(method: Method, claim: Claim, count: int) -> float | None:
     >>> f"{predicted_error(method, method.claim_for(3, HashSeed(bytes(32))), 3):.0f}"
     '5358'
     """
-    clip, mean = getattr(method, "clip", None), getattr(method, "combine", "mean") == "mean"
-    planned = isinstance(method, Plannable) and isinstance(claim, ProvenClaim)
-    if not (planned and mean) or clip is None:
+    clip, combine = getattr(method, "clip", None), getattr(method, "combine", "mean")
+    if clip is None or combine != "mean" or not isinstance(claim, ProvenClaim):
+        return None
+    if not isinstance(method, Plannable):
         return None
     # A clip is of each coordinate, or of a table whose rows are each as long as the vector.
     entries = method.dim if claim.scope.unit is Unit.COORDINATE else 1 / getattr(method, "rows", 1)

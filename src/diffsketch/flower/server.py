@@ -552,10 +552,10 @@ class SketchStrategy(Strategy):
                 current.void = "the new model would not be finite: training diverges"
                 return None, None
             # The wrapped strategy gets one reply that stands for all.
-            stands = copy.copy(current.messages[min(current.present)])  # for its metadata
-            whole = MetricRecord({**values, self._weight: weight or present})
-            stands.content = RecordDict({current.arrays_key: plain, "metrics": whole})
-            arrays, metrics = self.strategy.aggregate_train(server_round, [stands])
+            reply = copy.copy(current.messages[min(current.present)])  # for its metadata
+            combined = MetricRecord({**values, self._weight: weight or present})
+            reply.content = RecordDict({current.arrays_key: plain, "metrics": combined})
+            arrays, metrics = self.strategy.aggregate_train(server_round, [reply])
             if arrays is None:
                 current.void = "the strategy inside gave no arrays"
                 return None, metrics
