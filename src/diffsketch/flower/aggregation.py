@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
-from diffsketch.errors import ArgumentError
+from diffsketch.errors import ArgumentError, check_type
 from diffsketch.flower.plan import FlowerPlan
 from diffsketch.flower.records import (
     MOST_WEIGHT,
@@ -339,9 +339,8 @@ def check_strategy(strategy: Strategy) -> None:
     Those of Flower for which it is not, and whatever derives from them or has one in its
     `strategy`, are refused; of others it cannot be told.
     """
+    check_type("strategy", strategy, Strategy)
     name = type(strategy).__name__
-    if not isinstance(strategy, Strategy):
-        raise ArgumentError(f"strategy must be a Strategy of flwr.serverapp, got {name}")
     bases = {base.__name__ for base in type(strategy).__mro__ if base.__module__.startswith("flwr")}
     for why, names in _UNFIT.items():
         if bases.intersection(names):

@@ -25,7 +25,7 @@ from flwr.app import (
 from flwr.clientapp.typing import ClientAppCallable
 from torch import Tensor
 
-from diffsketch.errors import ArgumentError, MismatchError, check_positive
+from diffsketch.errors import ArgumentError, MismatchError, check, check_positive
 from diffsketch.flower import records
 from diffsketch.flower.accounts import open_account, refusing, sign_statement
 from diffsketch.flower.plan import CLOSED_DOOR, FlowerPlan, find_client_key, find_sketch_key
@@ -168,9 +168,8 @@ class sketch_mod:  # noqa: N801 - written like Flower's own mods, which are func
     immediate: float | None = None
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.plan, FlowerPlan) or callable(self.plan)):
-            kind = type(self.plan).__name__
-            raise ArgumentError(f"plan must be a FlowerPlan or a function, got {kind}")
+        usable = isinstance(self.plan, FlowerPlan) or callable(self.plan)
+        check(usable, "plan", "be a FlowerPlan or a function", self.plan)
         check_positive("importance", self.importance)
         object.__setattr__(self, "keep_metrics", frozenset(self.keep_metrics))
         object.__setattr__(self, "keep_local", records.local_names(self.keep_local))

@@ -109,19 +109,13 @@ class FlowerPlan:
         check_whole("corrupt", self.corrupt, least=0)
         if self.secure_sum:
             least, most = max(self._least(self.cohort), 2), self.cohort
-            if self.corrupt and least > most:
-                raise ArgumentError(
-                    f"corrupt must be below cohort={most}, got corrupt={self.corrupt}: no "
-                    "threshold withstands that"
-                )
+            withstood = not self.corrupt or least <= most  # by some threshold
+            check(withstood, "corrupt", f"be below cohort={most}", self.corrupt)
             among = f" of which {self.corrupt} may be corrupt" if self.corrupt else ""
             needed = f"be in {least}..{max(most, 2)} for a secure sum of a cohort of {most}{among}"
             check(least <= self.min_replies <= most, "min_replies", needed, self.min_replies)
-        elif self.corrupt:
-            raise ArgumentError(
-                f"corrupt must be 0 without secure_sum, got corrupt={self.corrupt}: a server that "
-                "sees every message needs no member's help"
-            )
+        else:  # a server that sees every message needs no member's help
+            check(not self.corrupt, "corrupt", "be 0 without secure_sum", self.corrupt)
         names = settings_of(self.method)
         unknown = [name for name in self.settings if name not in names]
         check(not unknown, "settings", f"be of {', '.join(names) or 'nothing'}", unknown)
@@ -133,11 +127,8 @@ class FlowerPlan:
         named = not isinstance(doors, str) and all(door in DOORS for door in doors)
         check(named, "open_doors", f"be a tuple of {', '.join(DOORS)}", doors)
         object.__setattr__(self, "open_doors", tuple(sorted(set(doors))))
-        if doors and self.is_bare:
-            raise ArgumentError(
-                f"open_doors must be empty for method={self.method!r}, which promises no privacy "
-                f"and has none closed, got {doors}"
-            )
+        useless = f"be empty for method={self.method!r}, which promises no privacy: none is closed"
+        check(not (doors and self.is_bare), "open_doors", useless, doors)
 
     def _check_metrics(self) -> None:
         metrics = {name: (float(low), float(high)) for name, (low, high) in self.metrics.items()}
@@ -145,13 +136,11 @@ class FlowerPlan:
         for name, (low, high) in metrics.items():
             wanted = f"be two finite numbers for {name!r}, the lower one first"
             check(-math.inf < low < high < math.inf, "metrics", wanted, (low, high))
-        if bool(metrics) != (self.metric_noise is not None):
-            raise ArgumentError(
-                f"metric_noise must be given with metrics, and only then, got {self.metric_noise}"
-            )
-        if not metrics:
-            return
-        if self.secure_sum or not issubclass(METHODS[self.method], ClientNoise):
+        together = bool(metrics) == (self.metric_noise is not None)
+        given = "be given with metrics, and only then"
+        check(together, "metric_noise", given, self.metric_noise)
+        noised = issubclass(METHODS[self.method], ClientNoise) and not self.secure_sum
+        if metrics and not noised:
             raise ArgumentError(
                 "metrics must be empty but for methods with Gaussian or Skellam noise and no "
                 f"secure_sum, got method={self.method!r} and secure_sum={self.secure_sum}: measure "

@@ -14,7 +14,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message
 from torch import Tensor
 
-from diffsketch.errors import ArgumentError, DiffSketchError, MismatchError
+from diffsketch.errors import ArgumentError, DiffSketchError, MismatchError, check
 from diffsketch.methods import Method
 from diffsketch.privacy.claim import Claim, NoClaim, Trust
 from diffsketch.sketch import SketchKey
@@ -53,8 +53,8 @@ _STATISTICS = frozenset(
 
 def local_names(keep_local: Collection[str]) -> frozenset[str]:
     """Check the names of arrays that clients keep to themselves."""
-    if isinstance(keep_local, str) or not all(isinstance(name, str) for name in keep_local):
-        raise ArgumentError(f"keep_local must be a collection of names, got {keep_local!r}")
+    names = not isinstance(keep_local, str) and all(isinstance(name, str) for name in keep_local)
+    check(names, "keep_local", "be a collection of names", keep_local)
     return frozenset(keep_local)
 
 

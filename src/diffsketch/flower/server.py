@@ -15,7 +15,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from diffsketch.errors import ArgumentError, MismatchError, check_positive
+from diffsketch.errors import ArgumentError, MismatchError, check, check_positive
 from diffsketch.files import prepare_output, replace_file
 from diffsketch.flower import records
 from diffsketch.flower.accounts import ClientRegistry
@@ -66,11 +66,8 @@ def _why_alike(plan: FlowerPlan, weighted: bool | None) -> str:
     if plan.is_bare:
         return ""
     why = f"weights would tell how many examples each has, and method={plan.method!r} is private"
-    if weighted:
-        raise ArgumentError(
-            f"weighted must not be True: {why}. For weights that all may know, use the importance "
-            "of sketch_mod"
-        )
+    other = "For weights that all may know, use the importance of sketch_mod"
+    check(not weighted, "weighted", f"not be True: {why}. {other}", weighted)
     return why
 
 
@@ -175,11 +172,9 @@ class SketchStrategy(Strategy):
         if aggregation is None and plan.secure_sum:
             members = find_identities() if plan.identities else None
             aggregation = SecureAggregation(identities=members)
-        if (aggregation is not None) != plan.secure_sum:
-            raise ArgumentError(
-                "aggregation must be a SecureAggregation where the plan has secure_sum, and only "
-                f"there, got {type(aggregation).__name__} and secure_sum={plan.secure_sum}"
-            )
+        kind = type(aggregation).__name__
+        needed = "be a SecureAggregation where the plan has secure_sum, and only there"
+        check((aggregation is not None) == plan.secure_sum, "aggregation", needed, kind)
         if aggregation is not None and aggregation.signed != plan.identities:
             raise ArgumentError(
                 "aggregation must have identities, all members' public keys (SecureAggregation("
@@ -204,11 +199,8 @@ class SketchStrategy(Strategy):
         self._clips: dict[int, float] = {}  # of rounds that were published
         self._counted: dict[int, int] = {}  # last round that a node's message is in
         self._nonce, self._evaluation_bytes, self._told_closed = b"", [0, 0], False
-        if self._weight in plan.metrics:
-            raise ArgumentError(
-                f"metrics must not have {self._weight!r}, by which the wrapped strategy weighs "
-                f"clients, got {', '.join(plan.metrics)}"
-            )
+        weighs = f"not have {self._weight!r}, by which the wrapped strategy weighs clients"
+        check(self._weight not in plan.metrics, "metrics", weighs, [*plan.metrics])
 
     @property
     def bytes_up(self) -> int:
