@@ -69,6 +69,14 @@ def _flipped(message: Message) -> bytes:
     return bytes(data)
 
 
+def _in_the_name_of(node: int, message: Message) -> bytes:
+    """The node's own message, as long as honest ones, with another sender."""
+    place: Any = {"round_index": 1, "fingerprint": KEY.seed(1).fingerprint}
+    layout = PLAN.build(DIM).message_format
+    honest = WireMessage.from_bytes(bytes_of(message), layout, **place)
+    return WireMessage(layout, honest.cells, **place, sender=node).to_bytes()
+
+
 OTHER = MessageFormat("laplace", DIM, (DIM,), "float32", 32)
 ATTACKS: dict[str, Change] = {
     "lost": lambda _new, _old: [],
@@ -77,7 +85,7 @@ ATTACKS: dict[str, Change] = {
     "old message": lambda new, old: [set_bytes(new, bytes_of(old))],
     "other round": lambda new, _old: [set_bytes(new, _wire(round_index=7))],
     "other key": lambda new, _old: [set_bytes(new, _wire(fingerprint=bytes(8)))],
-    "other sender": lambda new, _old: [set_bytes(new, _wire(sender=1000))],
+    "other sender": lambda new, _old: [set_bytes(new, _in_the_name_of(1000, new))],
     "other method": lambda new, _old: [set_bytes(new, _wire(format=OTHER))],
     "many at once": lambda new, _old: [set_bytes(new, _wire(count=50))],
     "flipped bit": lambda new, _old: [set_bytes(new, _flipped(new))],

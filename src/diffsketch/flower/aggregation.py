@@ -254,7 +254,8 @@ def plain_sum(current: Round, replies: Mapping[int, Reply]) -> None:
         weight = current.weight_of(node)
         try:
             message = _read(reply.message, node, method, place)
-            norms[node] = method.norm_of(message.cells) / weight
+            if current.usual is not None:
+                norms[node] = method.norm_of(message.cells) / weight
             pair = [_honest(message, reply.message, method, current, current.limit * weight)]
             if second is not None:
                 message = _read(reply.metrics, node, second, place)
@@ -268,7 +269,7 @@ def plain_sum(current: Round, replies: Mapping[int, Reply]) -> None:
         for kind in (method, second) if kind is not None
     ]  # fmt: skip
     for node, pair in parts.items():
-        if norms[node] > bound:
+        if norms.get(node, 0.0) > bound:
             current.refused[node] = (
                 f"message has a norm of {norms[node]:.4g}, far beyond the others': at most "
                 f"{bound:.4g} is taken, a multiple of the median (set by SketchStrategy(limit=...))"
