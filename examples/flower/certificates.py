@@ -42,11 +42,11 @@ def make_certificates(folder: Path) -> Certificates:
         x509.BasicConstraints(ca=True, path_length=0), critical=True
     )
     addresses = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
-    own = _builder(_name("localhost"), name, key.public_key()).add_extension(
+    server = _builder(_name("localhost"), name, key.public_key()).add_extension(
         x509.SubjectAlternativeName(addresses), critical=False
     )
     paths = Certificates(folder / "ca.pem", folder / "server.pem", folder / "server.key")
-    for path, builder in ((paths.authority, authority), (paths.certificate, own)):
+    for path, builder in ((paths.authority, authority), (paths.certificate, server)):
         signed = builder.sign(ca_key, hashes.SHA256())
         path.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
     paths.key.touch(mode=0o600)

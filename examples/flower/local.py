@@ -128,8 +128,8 @@ class LocalNetwork:
 
     def run_result(self, path: Path) -> dict[str, Any]:
         """What a run's server has written into its file."""
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return found
+        result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return result
 
     def log(self, name: str, last: int = 4000) -> str:
         """The end of what a process has written."""
@@ -138,20 +138,20 @@ class LocalNetwork:
 
     def processes(self) -> list[int]:
         """All processes that were started for this network: they have its Flower home."""
-        mark, found = f"FLWR_HOME={self.home}".encode(), []
+        mark, numbers = f"FLWR_HOME={self.home}".encode(), []
         for folder in Path("/proc").glob("[0-9]*"):
             try:
                 if mark in (folder / "environ").read_bytes().split(b"\0"):
-                    found.append(int(folder.name))
+                    numbers.append(int(folder.name))
             except OSError:  # it has ended, or is somebody else's
                 continue
-        return found
+        return numbers
 
     def close(self) -> None:
         """End all of them."""
-        for one in (signal.SIGTERM, signal.SIGKILL):
+        for number in (signal.SIGTERM, signal.SIGKILL):
             for process in self.processes():
-                _signal(process, one)
+                _signal(process, number)
             end = time.monotonic() + 5
             while self.processes() and time.monotonic() < end:
                 time.sleep(0.1)
@@ -191,14 +191,9 @@ class LocalNetwork:
         certificates = self._certificates
         if certificates is None:
             return []
-        return [
-            "--ssl-ca-certfile",
-            str(certificates.authority),
-            "--ssl-certfile",
-            str(certificates.certificate),
-            "--ssl-keyfile",
-            str(certificates.key),
-        ]
+        files = {"ca-certfile": certificates.authority, "certfile": certificates.certificate,
+                 "keyfile": certificates.key}  # fmt: skip
+        return [word for name, path in files.items() for word in (f"--ssl-{name}", str(path))]
 
     def _popen(self, command: list[str], name: str) -> subprocess.Popen[bytes]:
         log = (self.home / f"{name}.log").open("ab")
@@ -221,20 +216,20 @@ class LocalNetwork:
 
         Real nodes make their own identity, and have this list from somebody that all trust.
         """
-        found = []
+        public = []
         for number in range(nodes):
             secret = self._secret(f"identity-{number}.key").read_text(encoding="ascii")
-            found.append(SigningIdentity(bytes.fromhex(secret)).public.hex())
+            public.append(SigningIdentity(bytes.fromhex(secret)).public.hex())
         path = self.home / "identities.txt"
-        path.write_text("\n".join(found), encoding="ascii")
+        path.write_text("\n".join(public), encoding="ascii")
         return path
 
 
 def free_port() -> int:
     """A port of the loopback that nobody uses now."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 def descendants(process: int) -> list[int]:
@@ -246,12 +241,12 @@ def descendants(process: int) -> list[int]:
         except OSError:
             continue
         parents.setdefault(int(fields[1]), []).append(int(folder.name))
-    found, todo = [], [process]
+    started, todo = [], [process]
     while todo:
         children = parents.get(todo.pop(), [])
-        found += children
+        started += children
         todo += children
-    return found
+    return started
 
 
 def _signal(process: int, number: signal.Signals) -> None:
@@ -270,22 +265,22 @@ def main() -> None:
     parser.add_argument("--method", help="instead of the app's own")
     parser.add_argument("--settings", help="of the method: name=value, with spaces between")
     parser.add_argument("--secure-sum", action="store_true", help="the server sees the sum only")
-    given = parser.parse_args()
-    config: dict[str, Any] = {"rounds": given.rounds, "nodes": given.nodes}
+    options = parser.parse_args()
+    config: dict[str, Any] = {"rounds": options.rounds, "nodes": options.nodes}
     for name in ("method", "settings"):
-        if getattr(given, name) is not None:
-            config[name] = getattr(given, name)
-    if given.secure_sum:
-        config |= {"secure-sum": True, "min-replies": given.nodes // 2 + 1}
-    with LocalNetwork(given.nodes, tls=given.tls) as network:
-        found = network.run(config)
-    rounds = found["rounds"]
-    print(f"accuracy      {found['accuracy'][-1]:.1%} after {len(rounds)} rounds")
+        if getattr(options, name) is not None:
+            config[name] = getattr(options, name)
+    if options.secure_sum:
+        config |= {"secure-sum": True, "min-replies": options.nodes // 2 + 1}
+    with LocalNetwork(options.nodes, tls=options.tls) as network:
+        result = network.run(config)
+    rounds = result["rounds"]
+    print(f"accuracy      {result['accuracy'][-1]:.1%} after {len(rounds)} rounds")
     for name, way in (("bytes_up", "up"), ("bytes_down", "down")):
-        each = [f"{one[name]:,}" for one in rounds]
-        print(f"bytes {way:<8}{sum(one[name] for one in rounds):,} ({', '.join(each)})")
-    print(f"seconds       {found['times'][-1] - found['times'][0]:.0f}")
-    print(f"{found['epsilon']}\n{found['claim']}")
+        sizes = [report[name] for report in rounds]
+        print(f"bytes {way:<8}{sum(sizes):,} ({', '.join(f'{size:,}' for size in sizes)})")
+    print(f"seconds       {result['times'][-1] - result['times'][0]:.0f}")
+    print(f"{result['epsilon']}\n{result['claim']}")
 
 
 if __name__ == "__main__":

@@ -30,17 +30,13 @@ Train = Callable[[int, Tensor, int], Tensor]
 """What a node learns: its number, the weights and the server's round give new weights."""
 
 Mod = Callable[[Message, Context, Any], Message]
+Tamper = Callable[[list[Message]], list[Message]]
 
 
 def record_of(weights: Tensor) -> ArrayRecord:
     """A model of two arrays and a counter."""
-    return ArrayRecord(
-        {
-            "weight": Array(weights[:18].reshape(3, 6).numpy().copy()),
-            "bias": Array(weights[18:].numpy().copy()),
-            "steps": Array(np.array([3], np.int64)),
-        }
-    )
+    parts = {"weight": weights[:18].reshape(3, 6), "bias": weights[18:], "steps": torch.tensor([3])}
+    return ArrayRecord({name: Array(part.numpy().copy()) for name, part in parts.items()})
 
 
 def weights_of(arrays: ArrayRecord) -> Tensor:
@@ -71,18 +67,22 @@ def client_app(mod: Mod | None, train: Train, seen: list[Message]) -> ClientApp:
         new = train(cast(int, number), weights_of(arrays), cast(int, server_round))
         # A power of two leaves the bits of a mean as they are, weighted or not.
         examples = cast(int, context.node_config.get("examples", 8))
-        metrics = MetricRecord({"num-examples": examples, "loss": 0.5})
-        reply = RecordDict({"arrays": record_of(new), "metrics": metrics})
-        return Message(reply, reply_to=message)
+        return reply_of(message, {"num-examples": examples, "loss": 0.5}, record_of(new))
 
     @app.evaluate()
     def _evaluate(message: Message, _: Context) -> Message:
-        arrays = message.content.array_records["arrays"]
-        norm = float(weights_of(arrays).norm())
-        metrics = MetricRecord({"num-examples": 1, "norm": norm})
-        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+        norm = float(weights_of(message.content.array_records["arrays"]).norm())
+        return reply_of(message, {"num-examples": 1, "norm": norm})
 
     return app
+
+
+def reply_of(
+    message: Message, metrics: dict[str, Any], arrays: ArrayRecord | None = None
+) -> Message:
+    """An app's reply with these metrics, and with arrays if it has trained."""
+    content: dict[str, Any] = {} if arrays is None else {"arrays": arrays}
+    return Message(RecordDict({**content, "metrics": MetricRecord(metrics)}), reply_to=message)
 
 
 @dataclass
@@ -119,7 +119,7 @@ class Network(Grid):
     def __init__(self) -> None:
         self.nodes: dict[int, Node] = {}
         self.dead: set[int] = set()
-        self.tamper: Callable[[list[Message]], list[Message]] = list
+        self.tamper: Tamper = list
         self.sent: list[Message] = []
         self._count = 0
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = RUN, 1, 1
@@ -135,10 +135,10 @@ class Network(Grid):
         **options: Any,
     ) -> Node:
         """A node with the mod; without, if there is no plan."""
-        mod = None if plan is None else sketch_mod(plan, **options)
-        seen: list[Message] = []
-        app = client_app(mod, train, seen)
-        node = Node(number, app, node_id or 1000 + number, config or {}, seen)
+        mod, seen = None if plan is None else sketch_mod(plan, **options), list[Message]()
+        node = Node(
+            number, client_app(mod, train, seen), node_id or 1000 + number, config or {}, seen
+        )
         self.nodes[node.node_id] = node
         return node
 
@@ -243,11 +243,8 @@ class Losses:
         self._count += bool(replies)  # nobody is asked to evaluate: that is no exchange
         if self._count >= self._until:
             return replies
-        return [
-            one
-            for one in replies
-            if self._count < self._silent.get(one.metadata.src_node_id, 10**9)
-        ]
+        first = {one.metadata.src_node_id: 10**9 for one in replies} | dict(self._silent)
+        return [one for one in replies if self._count < first[one.metadata.src_node_id]]
 
 
 class RestartingNetwork(Network):
@@ -298,9 +295,40 @@ def is_sum_reply(message: Message) -> bool:
 
 def bytes_of(message: Message) -> bytes:
     """What a node has sent: the reply of a stage of the secure sum."""
-    if is_sum_reply(message):
-        data = message.content.config_records[SUM_RECORD]["reply"]
-    else:
-        data = our_record(message)["message"]
+    sums = message.content.config_records.get(SUM_RECORD)
+    data = our_record(message)["message"] if sums is None else sums["reply"]
     assert isinstance(data, bytes)
     return data
+
+
+def set_bytes(message: Message, data: bytes) -> Message:
+    """Replace what a node has sent."""
+    if is_sum_reply(message):
+        message.content.config_records[SUM_RECORD]["reply"] = data
+    else:
+        our_record(message)["message"] = data
+    return message
+
+
+def of_bad(change: Callable[[Message], object], node: int = BAD) -> Tamper:
+    """Change what one node sends, in every exchange."""
+
+    def tamper(replies: list[Message]) -> list[Message]:
+        for reply in replies:
+            if reply.metadata.src_node_id == node:
+                change(reply)
+        return replies
+
+    return tamper
+
+
+def started(plan: FlowerPlan, network: Network, rounds: int = 1, **options: Any) -> SketchStrategy:
+    """A strategy after these rounds."""
+    strategy = strategy_of(plan, **options)
+    strategy.start(network, FIRST, rounds)
+    return strategy
+
+
+def reasons(strategy: SketchStrategy) -> list[str]:
+    """Why nodes were refused, round by round."""
+    return [reason for report in strategy.reports for reason in report.refused.values()]

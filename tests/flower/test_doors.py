@@ -12,16 +12,7 @@ import torch
 
 pytest.importorskip("flwr")
 
-from flwr.app import (
-    Array,
-    ArrayRecord,
-    ConfigRecord,
-    Context,
-    Error,
-    Message,
-    MetricRecord,
-    RecordDict,
-)
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 from hypothesis import given, settings
@@ -44,9 +35,13 @@ from tests.flower.network import (
     Network,
     Node,
     network_of,
+    of_bad,
     one_round,
     our_record,
+    reasons,
     record_of,
+    reply_of,
+    started,
     strategy_of,
     weights_of,
 )
@@ -63,9 +58,7 @@ def node_of(plan: FlowerPlan, train: Answer, **options: Any) -> tuple[Network, N
 
     def tell(message: Message, _: Context) -> Message:
         node.seen.append(message)
-        return Message(
-            RecordDict({"metrics": MetricRecord({"secret": 0.887591})}), reply_to=message
-        )
+        return reply_of(message, {"secret": 0.887591})
 
     app.train()(train)
     app.evaluate()(tell)
@@ -83,9 +76,8 @@ def asked(network: Network, kind: str, plan: FlowerPlan) -> Message:
 
 
 def trained(message: Message, _: Context) -> Message:
-    metrics = MetricRecord({"num-examples": 8, "accuracy": 0.75, "loss": 0.5})
-    content = RecordDict({"arrays": record_of(torch.full((DIM,), 0.1)), "metrics": metrics})
-    return Message(content, reply_to=message)
+    metrics = {"num-examples": 8, "accuracy": 0.75, "loss": 0.5}
+    return reply_of(message, metrics, record_of(torch.full((DIM,), 0.1)))
 
 
 # What is closed, and what opens it.
@@ -140,15 +132,13 @@ def test_metrics_need_their_door() -> None:
 
 
 def test_an_open_door_is_in_the_claim_and_in_every_epsilon() -> None:
-    strategy = strategy_of(OPEN, budget=BUDGET)
-    strategy.start(network_of(OPEN, budget=BUDGET), FIRST, allowed() + 2)
+    strategy = started(OPEN, network_of(OPEN, budget=BUDGET), allowed() + 2, budget=BUDGET)
     assert isinstance(strategy.claim, OpenClaim)
     spent = strategy.epsilon(1e-5)
     assert spent.basis is Basis.CLAIMED
     assert "claimed, without evaluation and metrics and queries" in str(spent)
     # Noised, charged and stopped like a proven one.
-    closed = strategy_of(GAUSSIAN)
-    closed.start(network_of(GAUSSIAN), FIRST, allowed())
+    closed = started(GAUSSIAN, network_of(GAUSSIAN), allowed())
     assert spent.rounds == allowed()
     assert float(spent) == float(closed.epsilon(1e-5))
     assert closed.epsilon(1e-5).basis is Basis.PROVEN
@@ -156,10 +146,9 @@ def test_an_open_door_is_in_the_claim_and_in_every_epsilon() -> None:
 
 
 def test_both_sides_agree_on_doors() -> None:
-    strategy = strategy_of(OPEN)
-    strategy.start(network_of(GAUSSIAN), FIRST, 1)
-    assert all(reason.startswith("plan:") for reason in strategy.reports[0].refused.values())
-    assert len(strategy.reports[0].refused) == 3
+    refused = reasons(started(OPEN, network_of(GAUSSIAN)))
+    assert len(refused) == 3
+    assert all(reason.startswith("plan:") for reason in refused)
 
 
 @pytest.mark.parametrize(
@@ -316,10 +305,7 @@ def measured(plan: FlowerPlan, values: list[dict[str, Any]], rounds: int) -> lis
     for number, reported in enumerate(values):
 
         def train(message: Message, _: Context, reported: Any = reported) -> Message:
-            parts: Any = {"arrays": message.content.array_records["arrays"]}
-            if reported:
-                parts["metrics"] = MetricRecord(reported)
-            return Message(RecordDict(parts), reply_to=message)
+            return reply_of(message, reported, message.content.array_records["arrays"])
 
         _, node = node_of(plan, train)
         network.nodes[1000 + number] = Node(number, node.app, 1000 + number)
@@ -404,17 +390,13 @@ def test_metrics_are_charged_with_the_round() -> None:
     assert epsilon == pytest.approx(events.epsilon_for(events.repeated(both, 4), 1e-5), rel=1e-3)
     alone = GAUSSIAN.claim_for(GAUSSIAN.build(DIM), 1, KEY.seed(0))
     assert epsilon > 1.1 * float(alone.epsilon(delta=1e-5, rounds=4))
-    budget = Budget(
-        1.0001 * epsilon, 1e-5
-    )  # of which messages alone would leave room for a fifth round
+    # Messages alone would leave room for a fifth round.
+    budget = Budget(1.0001 * epsilon, 1e-5)
     assert float(alone.epsilon(delta=1e-5, rounds=5)) < epsilon
     network = network_of(plan, 1, budget=budget)
-    strategy = strategy_of(plan)
-    strategy.start(network, FIRST, 6)
+    assert float(started(plan, network, 6).epsilon(1e-5)) > epsilon
     assert len(network.nodes[1000].seen) == 4
-    assert float(strategy.epsilon(1e-5)) > epsilon
-    stopped = strategy_of(plan, budget=budget)
-    stopped.start(network_of(plan, 2), FIRST, 6)
+    stopped = started(plan, network_of(plan, 2), 6, budget=budget)
     assert float(stopped.epsilon(1e-5)) == pytest.approx(epsilon, rel=1e-9)
 
 
@@ -422,13 +404,7 @@ def test_metrics_that_are_no_message_take_their_node_out() -> None:
     plan = FlowerPlan("sketch-gaussian", PRIVATE, metrics=BOUNDS, metric_noise=1e-3)
     for key in (KEY, None):
         network = network_of(plan)
-
-        def tamper(replies: list[Message]) -> list[Message]:
-            for reply in replies[:1]:
-                our_record(reply)["metrics"] = b"garbage"
-            return replies
-
-        network.tamper = tamper
+        network.tamper = of_bad(lambda reply: our_record(reply).update(metrics=b"garbage"))
         strategy = strategy_of(plan, key=key)
         result = strategy.start(network, FIRST, 1)
         (report,) = strategy.reports

@@ -23,21 +23,10 @@ from diffsketch.sketch import SketchKey
 from tests.flower.network import RUN, Network, Node
 
 CONFIG: dict[str, Any] = {
-    "rounds": 2,
-    "nodes": 3,
-    "hidden": 0,
-    "samples": 100,
-    "learning-rate": 0.2,
-    "local-epochs": 2,
-    "batch-size": 20,
-    "method": "sketch",
-    "settings": "rows=1 cols=2000",
-    "min-replies": 2,
-    "secure-sum": False,
-    "delta": 1e-5,
-    "timeout": 9.0,
-    "pause": 0.0,
-}
+    "rounds": 2, "nodes": 3, "hidden": 0, "samples": 100, "learning-rate": 0.2, "local-epochs": 2,
+    "batch-size": 20, "method": "sketch", "settings": "rows=1 cols=2000", "min-replies": 2,
+    "secure-sum": False, "delta": 1e-5, "timeout": 9.0, "pause": 0.0,
+}  # fmt: skip
 
 SECURE = {
     "method": "sketch-skellam",
@@ -113,26 +102,15 @@ def test_the_relay_counts_what_passes() -> None:
 
 
 REAL: dict[str, Any] = {
-    "rounds": 2,
-    "nodes": 3,
-    "samples": 100,
-    "learning-rate": 0.2,
-    "local-epochs": 2,
-    "timeout": 120.0,  # of a round: seven times what one takes on two busy cores
-    "pause": 4.0,
+    "rounds": 2, "nodes": 3, "samples": 100, "learning-rate": 0.2, "local-epochs": 2, "pause": 4.0,
+    "timeout": 120.0,  # seven times what a round, and twelve times what an exchange, takes here
     "method": "sketch-gaussian",
     "settings": "rows=1 cols=2000 clip=2.0 noise_multiplier=0.03 trust=central",
-}
-
+}  # fmt: skip
 REAL_SECURE = {
-    **REAL,
-    "rounds": 1,
-    "timeout": 120.0,  # of an exchange: twelve times what one takes on two busy cores
-    "method": "sketch-skellam",
+    **REAL, "rounds": 1, "method": "sketch-skellam", "min-replies": 2, "secure-sum": True,
     "settings": "rows=1 cols=2000 clip=2.0 noise_multiplier=0.03",
-    "min-replies": 2,
-    "secure-sum": True,
-}
+}  # fmt: skip
 
 
 def wait_for(network: Any, condition: Callable[[], bool], what: str) -> None:

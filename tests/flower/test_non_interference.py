@@ -32,11 +32,10 @@ from flwr.clientapp import ClientApp
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from diffsketch.flower import FlowerPlan, sketch_mod
+from diffsketch.flower import FlowerPlan, SketchStrategy, sketch_mod
 from diffsketch.flower import client as client_module
 from diffsketch.flower.plan import DOORS
 from diffsketch.flower.records import RECORD, Refusal, Request
-from diffsketch.flower.server import ServerState
 from diffsketch.methods.client_noise import ClientNoise
 from diffsketch.privacy import Budget
 from diffsketch.privacy.clipping import centre
@@ -65,7 +64,7 @@ FEW = settings(
 # Data: what an app does with them in one of its calls.
 
 
-def _learning(scale: float) -> Callable[[Message], Message]:
+def _learning(scale: float, accuracy: float | None = None) -> Callable[[Message], Message]:
     def train(message: Message) -> Message:
         old = message.content.array_records["arrays"]
         with np.errstate(all="ignore"):
@@ -73,7 +72,9 @@ def _learning(scale: float) -> Callable[[Message], Message]:
                 name: Array((array.numpy() + scale).astype(array.dtype))
                 for name, array in old.items()
             }
-        metrics = MetricRecord({"num-examples": 3, "accuracy": scale})
+        metrics = MetricRecord(
+            {"num-examples": 3, "accuracy": scale if accuracy is None else accuracy}
+        )
         content = RecordDict({"arrays": ArrayRecord(new), "metrics": metrics})
         return Message(content, reply_to=message)
 
@@ -102,7 +103,8 @@ def _renaming(message: Message) -> Message:
 
 BEHAVIOURS: dict[str, Callable[[Message], Message]] = {
     **{f"learns {scale}": _learning(scale) for scale in (0.0, 0.01, -1.0, 3e4, 1e38, math.nan)},
-    **{error.__name__: _raising(error) for error in (ValueError, SystemExit, MemoryError)},
+    **{error.__name__: _raising(error) for error in (ValueError, SystemExit, KeyboardInterrupt)},
+    "counts beyond floats": _learning(0.01, 10**400),
     "error": _replying(Error(0, "0.887591")),
     "empty": _replying(RecordDict()),
     "nothing": _replying(None),
@@ -170,7 +172,7 @@ class World:
     calls: int = 0
     statements: list[bytes] = field(default_factory=list)
     seen: list[Any] = field(default_factory=list)  # all but for cells
-    cells: list[tuple[str, Tensor]] = field(default_factory=list)
+    cells: list[tuple[Any, Tensor]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.account = self.folder / "account.json"
@@ -203,9 +205,11 @@ class World:
         else:
             message = self._message(asked, number)
             try:
-                self._observe(carried(self.app(message, self.context)))
+                reply = carried(self.app(message, self.context))
             except BaseException as error:  # what Flower would tell the server
                 self.seen.append((type(error).__name__, str(error)))
+            else:
+                self._observe(reply)
 
     def _message(self, asked: Asked, number: int) -> Message:
         arrays, statement = MODELS[asked.model], b""
@@ -246,16 +250,18 @@ class World:
         """Take the cells out of a reply's record, and leave their number and header."""
         if values["statement"]:
             self.statements.append(values["statement"])
-        methods = {"message": self.plan.build(DIM), "metrics": self.plan.metric_method}
-        for name, method in methods.items():
-            if not values[name] or method is None:
+        for name in ("message", "metrics"):
+            if not values[name]:
                 continue
             header = Header.parse(values[name])
+            # The server may have sent a model of another length.
+            method = self.plan.build(header.dim) if name == "message" else self.plan.metric_method
+            assert method is not None
             message = WireMessage.from_bytes(
                 values[name], method.message_format,
                 round_index=header.round_index, fingerprint=header.fingerprint,
             )  # fmt: skip
-            self.cells.append((name, message.cells))
+            self.cells.append((method, message.cells))
             values[name] = (len(values[name]), header)
 
 
@@ -279,8 +285,7 @@ def check_alike(first: World, second: World) -> None:
     cleaned = [str(world.seen).replace(str(world.folder), "") for world in (first, second)]
     assert cleaned[0] == cleaned[1]
     assert first.calls == second.calls
-    for (name, mine), (_, other) in zip(first.cells, second.cells, strict=True):
-        method: Any = first.plan.build(DIM) if name == "message" else first.plan.metric_method
+    for (method, mine), (_, other) in zip(first.cells, second.cells, strict=True):
         change = mine - other
         if method.message_format.cells == "unsigned":
             change = centre(change, method.message_format.bits)
@@ -412,11 +417,11 @@ def test_what_a_trusted_server_reports_does_not_depend_on_data(
 ) -> None:
     """And it would, if messages beyond a limit were refused."""
     check_published()
-    made: Callable[..., Any] = ServerState.context
+    made: Callable[..., Any] = SketchStrategy._open
 
-    def refusing(self: ServerState, *arguments: Any) -> Any:
-        return replace(made(self, *arguments), substitute=None)
+    def refusing(self: SketchStrategy, *arguments: Any) -> Any:
+        return replace(made(self, *arguments), substitutes=False)
 
-    monkeypatch.setattr(ServerState, "context", refusing)
+    monkeypatch.setattr(SketchStrategy, "_open", refusing)
     with pytest.raises(AssertionError):
         check_published()

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 pytest.importorskip("flwr")
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 from flwr.clientapp import ClientApp
 from flwr.server.superlink.fleet.vce.backend import Backend
 from flwr.serverapp import Grid, ServerApp
@@ -38,10 +38,14 @@ from tests.flower.network import (
     Network,
     fed_avg,
     network_of,
+    of_bad,
     one_round,
     our_record,
     point,
+    reasons,
     replayed,
+    reply_of,
+    started,
     strategy_of,
     weights_of,
 )
@@ -79,15 +83,13 @@ def quickstart(plan: FlowerPlan) -> tuple[ServerApp, ClientApp, dict[str, Any]]:
         model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
         with torch.no_grad():
             model.weight += number + 1
-        metrics = MetricRecord({"train_loss": LOSSES[number], "num-examples": EXAMPLES[number]})
-        arrays = ArrayRecord(model.state_dict())
-        return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+        metrics = {"train_loss": LOSSES[number], "num-examples": EXAMPLES[number]}
+        return reply_of(message, metrics, ArrayRecord(model.state_dict()))
 
     @client_app.evaluate()
     def _evaluate(message: Message, context: Context) -> Message:
         number = cast(int, context.node_config["partition-id"])
-        metrics = MetricRecord({"eval_loss": 1.0, "num-examples": EXAMPLES[number]})
-        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+        return reply_of(message, {"eval_loss": 1.0, "num-examples": EXAMPLES[number]})
 
     @server_app.main()
     def _main(grid: Grid, _: Context) -> None:
@@ -167,10 +169,9 @@ def test_a_deployment_without_a_key_says_how_to_make_one() -> None:
         strategy_of(SKETCH, key=None).start(
             network_of(SKETCH), FIRST, 1, evaluate_fn=lambda *_: None
         )
-    strategy = strategy_of(SKETCH)
-    strategy.start(network_of(SKETCH, key=None), FIRST, 1)
-    assert all(how in reason for reason in strategy.reports[0].refused.values())
-    assert len(strategy.reports[0].refused) == 3
+    refused = reasons(started(SKETCH, network_of(SKETCH, key=None)))
+    assert len(refused) == 3
+    assert all(how in reason for reason in refused)
 
 
 def test_somebody_elses_simulation_lends_no_key(
@@ -225,14 +226,7 @@ def test_with_few_bits_too() -> None:
 @pytest.mark.parametrize("weight", [0, -4, 2**40 + 1])
 def test_weights_that_are_none_are_refused(weight: int) -> None:
     network = uneven(DENSE)
-
-    def tamper(replies: list[Message]) -> list[Message]:
-        for reply in replies:
-            if reply.metadata.src_node_id == 1000:
-                our_record(reply)["weight"] = weight
-        return replies
-
-    network.tamper = tamper
+    network.tamper = of_bad(lambda reply: our_record(reply).update(weight=weight), 1000)
     strategy = strategy_of(DENSE)
     arrays = strategy.start(network, FIRST, 1).arrays
     assert strategy.reports[0].present == (1001, 1002)
@@ -256,9 +250,7 @@ def test_an_app_has_to_say_how_many_examples(examples: Any) -> None:
 
 def test_a_limit_is_of_a_single_example() -> None:
     norms = [float(0.5 * point(number).norm()) for number in range(3)]
-    limit = sorted(norms)[1] * 1.001
-    strategy = strategy_of(DENSE, limit=limit)
-    strategy.start(uneven(DENSE), FIRST, 1)
+    strategy = started(DENSE, uneven(DENSE), limit=sorted(norms)[1] * 1.001)
     assert len(strategy.reports[0].present) == 2
 
 
@@ -266,16 +258,15 @@ def test_private_methods_take_no_weights() -> None:
     with pytest.raises(ArgumentError, match="weighted must not be True: weights would tell"):
         strategy_of(GAUSSIAN, weighted=True).start(network_of(GAUSSIAN), FIRST, 1)
     network, strategy = network_of(GAUSSIAN), strategy_of(GAUSSIAN)
-    strategy._state(FIRST).weight = "num-examples"  # a server that wants to know
+    strategy._begin(FIRST)
+    strategy._alike = ""  # a server that wants to know
     strategy.start(network, FIRST, 1)
     assert {one.partition(":")[0] for one in strategy.reports[0].refused.values()} == {"weight"}
     assert not network.nodes[1000].seen
 
 
 def test_totals_end_with_a_weight_or_nothing() -> None:
-    strategy = strategy_of(SKETCH)
-    strategy.start(network_of(SKETCH), FIRST, 1)
-    ((index, total),) = strategy.totals
+    ((index, total),) = started(SKETCH, network_of(SKETCH)).totals
     for bad in (total[:-1], total + b"x", total[:-8] + bytes(8)):
         with pytest.raises(WireError):
             replayed([(index, bad)], SKETCH)
@@ -283,12 +274,7 @@ def test_totals_end_with_a_weight_or_nothing() -> None:
 
 def steps(number: int, weights: Tensor, server_round: int) -> Tensor:
     """A step that no one can foresee."""
-    return weights + step_of(number, server_round)
-
-
-def step_of(number: int, server_round: int) -> Tensor:
-    seed = 100 * number + server_round
-    return torch.randn(DIM, generator=torch.Generator().manual_seed(seed))
+    return weights + point(100 * number + server_round)
 
 
 FEEDBACK = {
@@ -310,7 +296,7 @@ def test_with_error_feedback_nothing_is_lost(name: str) -> None:
     for server_round in range(1, rounds + 1):
         network.tamper = (lambda _: []) if server_round in (2, 4) else list
         arrays = one_round(strategy, network, arrays, server_round)
-        wanted += (step_of(0, server_round) + step_of(1, server_round)) / 2
+        wanted += (point(server_round) + point(100 + server_round)) / 2
     assert [bool(report.void) for report in strategy.reports] == [False, True, False, True, False]
     method = plan.build(DIM)
     later = ErrorFeedback(method, method.claim_for(1, KEY.seed(0))).later
@@ -326,8 +312,5 @@ def test_with_error_feedback_nothing_is_lost(name: str) -> None:
 
 def test_error_feedback_is_refused_where_a_claim_forbids_it() -> None:
     plan = FlowerPlan("diffsketch", {"rows": 2, "cols": 6, "per_round": 4.0})
-    strategy = strategy_of(plan)
-    strategy.start(network_of(plan, error_feedback=True), FIRST, 1)
-    reasons = set(strategy.reports[0].refused.values())
-    assert len(reasons) == 1
-    assert "feedback: error_feedback must be off for method='diffsketch'" in reasons.pop()
+    (reason,) = set(reasons(started(plan, network_of(plan, error_feedback=True))))
+    assert "feedback: error_feedback must be off for method='diffsketch'" in reason

@@ -6,7 +6,7 @@ Exchanges of a round with a server that has the key: keys, shares, the messages,
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -27,6 +27,7 @@ from diffsketch.privacy import Budget, Trust
 from diffsketch.sketch import SketchKey
 from diffsketch.wire.formats import pack
 from tests.flower.network import (
+    BAD,
     DIM,
     FIRST,
     KEY,
@@ -38,13 +39,16 @@ from tests.flower.network import (
     Losses,
     Network,
     RestartingNetwork,
+    Tamper,
     all_bytes,
     bytes_of,
     is_sum_reply,
     network_of,
+    of_bad,
     our_record,
     point,
     replayed,
+    started,
     strategy_of,
     towards,
 )
@@ -69,14 +73,9 @@ def _silent() -> Iterator[None]:
 
 
 def run(
-    plan: FlowerPlan = PLAN,
-    *,
-    rounds: int = 1,
-    network: Network | None = None,
-    tamper: Callable[[list[Message]], list[Message]] = list,
-    nodes: int = 5,
-    **options: Any,
-) -> tuple[SketchStrategy, ArrayRecord]:
+    plan: FlowerPlan = PLAN, *, rounds: int = 1, network: Network | None = None,
+    tamper: Tamper = list, nodes: int = 5, **options: Any,
+) -> tuple[SketchStrategy, ArrayRecord]:  # fmt: skip
     """Some rounds; without a secure sum the server is trusted not to look."""
     network = Network() if network is None else network
     trust: dict[str, Any] = {} if plan.secure_sum else {"trusted_server": True}
@@ -118,6 +117,9 @@ def test_dropouts_within_the_threshold(stage: int) -> None:
     assert set(report.refused) | set(report.silent) == set(lost)
     assert digest_of(arrays) == plain(*lost)
     assert report.claim == PLAN.claim_for(PLAN.build(DIM), 5 - len(lost), KEY.seed(0))
+    strategy, arrays = run(tamper=Losses({1000: SHARES, 1003: MASKED}))  # of several stages
+    assert digest_of(arrays) == plain(1000, 1003)
+    assert "silent in stage shares" in strategy.reports[0].refused[1000]
 
 
 def test_cells_of_few_bits() -> None:
@@ -129,12 +131,6 @@ def test_cells_of_few_bits() -> None:
     assert strategy.clip == other.clip
     assert strategy.clip != BARE["cell_limit"]
     assert FEW_BITS.build(DIM).message_format.bits == 4 + 3  # room for a sum of 5
-
-
-def test_dropouts_of_several_stages() -> None:
-    strategy, arrays = run(tamper=Losses({1000: SHARES, 1003: MASKED}))
-    assert digest_of(arrays) == plain(1000, 1003)
-    assert "silent in stage shares" in strategy.reports[0].refused[1000]
 
 
 @pytest.mark.parametrize("stage", [KEYS, SHARES, MASKED, UNMASK])
@@ -150,6 +146,9 @@ def test_below_the_threshold_the_round_is_void(
     assert first.present == ()
     assert "VOID" in caplog.text
     assert (second.void, len(second.present)) == ("", 5)
+    few, nothing = run(nodes=2)
+    assert "2 nodes can take part in the secure sum, and 3 are needed" in few.reports[0].void
+    assert (list(nothing), few.totals) == ([], ())
     # The first round has changed nothing: the model is that of the second one's hashes and noise.
     assert [index for index, _ in strategy.totals] == [1]
     assert digest_of(arrays) == digest_of(replayed(strategy.totals, PLAN))
@@ -157,13 +156,6 @@ def test_below_the_threshold_the_round_is_void(
     assert first.claim == (planned if stage >= MASKED else None)
     rounds = {KEYS: 1, SHARES: 1, MASKED: 2, UNMASK: 2}[stage]
     assert f"over {rounds} round" in str(strategy.epsilon(1e-5))
-
-
-def test_too_few_nodes_are_a_void_round() -> None:
-    strategy, arrays = run(nodes=2)
-    assert "2 nodes can take part in the secure sum, and 3 are needed" in strategy.reports[0].void
-    assert not arrays
-    assert strategy.totals == ()
 
 
 @pytest.mark.parametrize("plan", [PLAN, PLAIN], ids=["secure", "plain"])
@@ -190,27 +182,19 @@ def test_masks_differ_between_rounds_and_nodes() -> None:
     assert len(seen) == len({one[-20:] for one in seen}) == 10
 
 
-def test_every_message_in_a_process_of_its_own() -> None:
-    """State goes through bytes, and nothing else of a client is left."""
-    strategy, arrays = run(network=RestartingNetwork(), rounds=2)
-    assert digest_of(arrays) == plain(rounds=2)
-    assert all(not one.void for one in strategy.reports)
-
-
-@pytest.mark.parametrize("stage", [SHARES, MASKED, UNMASK])
-def test_a_node_that_forgets_has_dropped_out(stage: int) -> None:
-    strategy, arrays = run(network=RestartingNetwork(forgets={1002: stage}))
-    lost = () if stage is UNMASK else (1002,)
-    assert set(strategy.reports[0].present) == set(NODES) - set(lost)
-    assert digest_of(arrays) == plain(*lost)
-
-
-def test_secrets_do_not_outlive_the_round() -> None:
-    network = Network()
-    run(network=network)
-    for node in network.nodes.values():  # the last reply is left, which the server has anyway
-        kept = node.context.state.config_records["diffsketch.sum"]
-        assert set(kept) == {"invitation", "dim", "round_index", "request", "reply"}
+@pytest.mark.parametrize("stage", [SHARES, MASKED, UNMASK, None])
+def test_every_message_in_a_process_of_its_own(stage: int | None) -> None:
+    """State goes through bytes, and nothing else is left; a node that forgets has dropped out."""
+    network = RestartingNetwork(forgets={} if stage is None else {1002: stage})
+    rounds = 2 if stage is None else 1
+    strategy, arrays = run(network=network, rounds=rounds)
+    lost = (1002,) if stage in (SHARES, MASKED) else ()
+    assert set(strategy.reports[-1].present) == set(NODES) - set(lost)
+    assert digest_of(arrays) == plain(*lost, rounds=rounds)
+    if stage is None:  # secrets do not outlive the round: the last reply does, which was sent
+        for node in network.nodes.values():
+            kept = node.context.state.config_records["diffsketch.sum"]
+            assert set(kept) == {"invitation", "dim", "round_index", "request", "reply"}
 
 
 def test_a_server_without_the_key_learns_the_fingerprint_from_the_nodes() -> None:
@@ -221,11 +205,11 @@ def test_a_server_without_the_key_learns_the_fingerprint_from_the_nodes() -> Non
 
 @pytest.mark.parametrize("key", [KEY, None], ids=["key", "no key"])
 def test_a_node_with_another_key_is_left_out(key: SketchKey | None) -> None:
-    network, strategy = network_of(PLAN, 5), strategy_of(PLAN, key=key)
+    network = network_of(PLAN, 5)
     network.join(2, PLAN, key=SketchKey.from_integer(99))
-    strategy.start(network, FIRST, 1)
-    assert set(strategy.reports[0].present) == set(NODES) - {1002}
-    assert 1002 in strategy.reports[0].refused
+    (report,) = started(PLAN, network, key=key).reports
+    assert set(report.present) == set(NODES) - {1002}
+    assert 1002 in report.refused
 
 
 def test_a_server_that_asks_without_a_secure_sum_gets_nothing() -> None:
@@ -242,14 +226,11 @@ def test_a_server_that_asks_without_a_secure_sum_gets_nothing() -> None:
 
 
 def test_a_node_without_a_secure_sum_is_left_out() -> None:
-    network = Network()
-    for number in range(5):
-        plan = PLAIN if number == 4 else PLAN
-        network.join(number, plan, key=KEY, trusted_server=True)
-    strategy = strategy_of(PLAN)
-    strategy.start(network, FIRST, 1)
-    assert set(strategy.reports[0].present) == set(NODES) - {1004}
-    assert "does not use SketchStrategy" in strategy.reports[0].refused[1004]
+    network = network_of(PLAN, 5)
+    network.join(4, PLAIN, key=KEY, trusted_server=True)
+    (report,) = started(PLAN, network).reports
+    assert set(report.present) == set(NODES) - {1004}
+    assert "does not use SketchStrategy" in report.refused[1004]
 
 
 def test_bytes_of_the_secure_sum_are_counted() -> None:
@@ -295,12 +276,6 @@ def test_methods_and_aggregations_that_do_not_fit() -> None:
 
 
 def test_a_refusal_of_a_node_is_heard() -> None:
-    def refuse(replies: list[Message]) -> list[Message]:
-        for one in replies:
-            if one.metadata.src_node_id == 1001 and is_sum_reply(one):
-                reply = SumReply("tired", "no")
-                one.content.config_records[SUM_RECORD].update(reply.to_record())
-        return replies
-
-    strategy, _ = run(tamper=refuse)
-    assert strategy.reports[0].refused == {1001: "tired: no"}
+    refusal = SumReply("tired", "no").to_record()
+    refuse = of_bad(lambda one: one.content.config_records[SUM_RECORD].update(refusal))
+    assert run(tamper=refuse)[0].reports[0].refused == {BAD: "tired: no"}

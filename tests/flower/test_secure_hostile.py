@@ -43,11 +43,15 @@ from tests.flower.network import (
     Caught,
     Losses,
     Network,
+    Tamper,
     bytes_of,
     copied_state,
-    is_sum_reply,
     network_of,
+    of_bad,
     our_record,
+    reasons,
+    set_bytes,
+    started,
     strategy_of,
 )
 from tests.flower.test_secure import NODES, PLAN, SETTINGS, plain, run
@@ -91,11 +95,7 @@ class Attack:
             self._old = found
         if self._count == 4 + self._stage:
             (bad,) = (one for one in replies if one.metadata.src_node_id == BAD)
-            data = self._change(found, self._old)
-            if is_sum_reply(bad):
-                bad.content.config_records[SUM_RECORD]["reply"] = data
-            else:
-                our_record(bad)["message"] = data
+            set_bytes(bad, self._change(found, self._old))
             replies.insert(0, replies.pop(replies.index(bad)))  # so that it comes first
         return replies
 
@@ -130,22 +130,14 @@ def expected_totals(lost: bool) -> tuple[tuple[int, bytes], ...]:
     ids=lambda values: next(iter(values)),
 )
 def test_an_odd_record_is_a_dropout(values: dict[str, Any]) -> None:
-    def change(replies: list[Message]) -> list[Message]:
-        for one in replies:
-            if one.metadata.src_node_id == BAD and is_sum_reply(one):
-                one.content.config_records[SUM_RECORD].update(values)
-        return replies
-
-    strategy, _ = run(tamper=change)
-    assert set(strategy.reports[0].present) == set(NODES) - {BAD}
-    assert set(strategy.reports[0].refused) == {BAD}
+    change = of_bad(lambda one: one.content.config_records[SUM_RECORD].update(values))
+    (report,) = run(tamper=change)[0].reports
+    assert set(report.present) == set(NODES) - {BAD}
+    assert set(report.refused) == {BAD}
 
 
-def test_repeated_replies_and_those_of_strangers_change_nothing() -> None:
-    def twice(replies: list[Message]) -> list[Message]:
-        return replies + replies[::-1]
-
-    strategy, arrays = run(rounds=2, tamper=twice)
+def test_repeated_replies_change_nothing() -> None:
+    strategy, arrays = run(rounds=2, tamper=lambda replies: replies + replies[::-1])
     assert [len(one.present) for one in strategy.reports] == [5, 5]
     assert digest_of(arrays) == plain(rounds=2)
 
@@ -208,6 +200,7 @@ def opening(which: Params, **changes: Any) -> SumRequest:
 )  # fmt: skip
 def test_a_member_refuses(request_: SumRequest, reason: str) -> None:
     who = client_of()
+    assert ask(request_, client_of(key=None), SecureClientAggregation()).code == "key"
     reply = ask(request_, who, SecureClientAggregation())
     assert reply.code
     assert reason in reply.reason
@@ -236,10 +229,6 @@ def test_a_member_refuses_a_threshold_that_is_too_low(
     assert (reply.reply == b"") == bool(reason)
 
 
-def test_a_member_without_the_key_says_so() -> None:
-    assert ask(opening(params()), client_of(key=None), SecureClientAggregation()).code == "key"
-
-
 def test_no_message_is_masked_but_in_training() -> None:
     """A server that asks for masked messages in an exchange of the sum's own gets none."""
     which, who, own_side = params(), client_of(), SecureClientAggregation()
@@ -261,11 +250,11 @@ def test_no_message_is_masked_but_in_training() -> None:
         invitation = b""
     told = opening(which, invitation=b"", request=server.requests()[1000])
     assert "only in reply to a request for training" in ask(told, who, own_side).reason
-    own_side.check(told.to_record(), 0, client=who)
+    own_side.masking(told.to_record(), 0, client=who)
     with pytest.raises(Refusal, match="the secure sum of another round"):
-        own_side.check(told.to_record(), 1, client=who)
+        own_side.masking(told.to_record(), 1, client=who)
     with pytest.raises(Refusal, match="the server asks without"):
-        own_side.check(None, 0, client=who)
+        own_side.masking(None, 0, client=who)
 
 
 @settings(max_examples=60, deadline=None)
@@ -310,17 +299,20 @@ def test_a_wrong_share_of_a_secret_is_named(spare: bool, caplog: pytest.LogCaptu
 
 def test_a_sum_that_no_cohort_has_is_void(monkeypatch: pytest.MonkeyPatch) -> None:
     """One masks what it should never have made: it cannot be seen who, but that somebody did."""
-    seen = SecureClientAggregation.protect
+    masking = SecureClientAggregation.masking
 
-    def sealed(self: Any, message: Any, told: Any, *, client: ClientContext) -> bytes:
-        if client.node == BAD:
+    def sealed(self: Any, *about: Any, client: ClientContext) -> Callable[[Any], bytes]:
+        mask = masking(self, *about, client=client)
+
+        def changed(message: Any) -> bytes:
             half = 1 << (message.format.bits - 1)
-            message = replace(message, cells=torch.full(message.format.shape, half))
-        return seen(self, message, told, client=client)
+            return mask(replace(message, cells=torch.full(message.format.shape, half)))
+
+        return changed if client.node == BAD else mask
 
     strategy, arrays = run()
     assert (strategy.reports[0].void, len(strategy.reports[0].present)) == ("", 5)
-    monkeypatch.setattr(SecureClientAggregation, "protect", sealed)
+    monkeypatch.setattr(SecureClientAggregation, "masking", sealed)
     strategy, arrays = run()
     assert "the sum of 5 messages has a norm of" in strategy.reports[0].void
     assert strategy.reports[0].present == ()
@@ -334,12 +326,9 @@ SIGNED = replace(PLAN, identities=True)
 
 
 def signed_run(
-    tamper: Callable[[list[Message]], list[Message]] = list,
-    *,
-    names: tuple[int, ...] = (0, 1, 2, 3, 4),
-    server: SecureAggregation | None = None,
-    rounds: int = 1,
-) -> Any:
+    tamper: Tamper = list, *, names: tuple[int, ...] = (0, 1, 2, 3, 4),
+    server: SecureAggregation | None = None, rounds: int = 1,
+) -> Any:  # fmt: skip
     network = Network()
     for number, name in enumerate(names):
         public = [*PUBLIC, identity(name).public]
@@ -418,15 +407,17 @@ def test_a_server_without_a_list_does_not_start() -> None:
     for plan, aggregation in ((SIGNED, None), (SIGNED, SecureAggregation()), (PLAN, signing)):
         with pytest.raises(ArgumentError, match="aggregation must have identities"):
             strategy_of(plan, aggregation=aggregation)
+    with pytest.raises(ArgumentError, match="given together"):
+        SecureClientAggregation(identities=PUBLIC)
+    with pytest.raises(ArgumentError, match="must have the public key"):
+        SecureClientAggregation(identity=identity(9), identities=PUBLIC)
 
 
 @pytest.mark.parametrize("fault", ["no identity", "no list", "not in the list", "no file", "plan"])
 def test_a_member_without_identities_sends_nothing(fault: str, tmp_path: Path) -> None:
     config = node_config(tmp_path, 0, written(tmp_path))
-    if fault == "no identity":
-        del config["diffsketch-identity-file"]
-    if fault == "no list":
-        del config["diffsketch-identities-file"]
+    if fault in ("no identity", "no list"):
+        del config[f"diffsketch-{'identity' if fault == 'no identity' else 'identities'}-file"]
     if fault == "not in the list":
         written(tmp_path, PUBLIC[1:])
     if fault == "no file":
@@ -439,13 +430,6 @@ def test_a_member_without_identities_sends_nothing(fault: str, tmp_path: Path) -
     assert reply.reply == b""
     assert reply.reason
     assert list(who.context.state) == []
-
-
-def test_identities_come_together() -> None:
-    with pytest.raises(ArgumentError, match="given together"):
-        SecureClientAggregation(identities=PUBLIC)
-    with pytest.raises(ArgumentError, match="must have the public key"):
-        SecureClientAggregation(identity=identity(9), identities=PUBLIC)
 
 
 FOUR = replace(PLAN, min_replies=4)
@@ -492,19 +476,13 @@ def epsilon(count: int) -> float:
     return claim.epsilon(delta=1e-5, rounds=1).value
 
 
-def started(plan: FlowerPlan, network: Network, rounds: int = 1, **options: Any) -> Any:
-    strategy = strategy_of(plan, **options)
-    strategy.start(network, FIRST, rounds)
-    return strategy
-
-
 def test_both_sides_charge_without_the_noise_of_the_corrupt() -> None:
     """Of four that are needed, three count: a budget for four is too small, for three enough."""
     assert epsilon(3) > 1.1 * epsilon(4)
     small, large = (Budget(epsilon(count) * (1 + 1e-6), 1e-5) for count in (4, 3))
-    refused = started(ONE, network_of(ONE, 5, budget=small)).reports[0].refused
+    refused = reasons(started(ONE, network_of(ONE, 5, budget=small)))
     assert len(refused) == 5
-    assert all(why.startswith("budget") for why in refused.values())
+    assert all(why.startswith("budget") for why in refused)
     (report,) = started(ONE, network_of(ONE, 5, budget=large)).reports
     assert len(report.present) == 5
     assert report.claim == ONE.claim_for(ONE.build(DIM), 5, KEY.seed(0))
@@ -527,20 +505,15 @@ def test_members_insist_on_their_own_number() -> None:
 # A member that spoils the round.
 
 
-def garbage(stage: int, exchanges: int) -> Callable[[list[Message]], list[Message]]:
+def garbage(stage: int, exchanges: int) -> Tamper:
     """One node sends shares that nobody can read, whenever it is asked for shares."""
-    count = -1
+    numbers = count()
 
-    def change(replies: list[Message]) -> list[Message]:
-        nonlocal count
-        count += bool(replies)
-        for one in replies:
-            if count % exchanges == stage and one.metadata.src_node_id == BAD:
-                spoilt = _spoilt(bytes_of(one))
-                one.content.config_records[SUM_RECORD]["reply"] = spoilt
-        return replies
+    def change(one: Message) -> None:
+        if next(numbers) % exchanges == stage:
+            set_bytes(one, _spoilt(bytes_of(one)))
 
-    return change
+    return of_bad(change)
 
 
 def _spoilt(reply: bytes) -> bytes:

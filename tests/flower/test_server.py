@@ -7,6 +7,7 @@ import math
 import random
 import secrets
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -50,8 +51,10 @@ from tests.flower.network import (
     one_round,
     our_record,
     point,
+    reasons,
     record_of,
     replayed,
+    started,
     strategy_of,
     weights_of,
 )
@@ -60,11 +63,7 @@ from tests.helpers.silent import silence
 
 SKELLAM = {"rows": 2, "cols": 6, "clip": 1.0, "noise_multiplier": 1.0}
 SHARED = FlowerPlan("sketch-skellam", SKELLAM, cohort=3, min_replies=2)
-SUM = FlowerPlan(
-    "sketch-skellam", SKELLAM, cohort=3, min_replies=2, secure_sum=True, identities=False
-)
-
-
+SUM = replace(SHARED, secure_sum=True, identities=False)
 OPEN = FlowerPlan("sketch-gaussian", PRIVATE, open_doors=("evaluation", "metrics", "queries"))
 
 
@@ -76,15 +75,12 @@ class Descent(FedAvg):
         return super().configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(self, server_round: int, replies: Any) -> Any:
-        found: Any = super().aggregate_train(server_round, replies)
-        arrays, metrics = found
-        old, rate = self.model, contract.ALGORITHM.learning_rate
-        return ArrayRecord(
-            {
-                name: Array(old[name].numpy() - rate * (one.numpy() - old[name].numpy()))
-                for name, one in arrays.items()
-            }
-        ), metrics
+        mean: Any = super().aggregate_train(server_round, replies)
+        rate = contract.ALGORITHM.learning_rate
+        new = {
+            n: a.numpy() - rate * (mean[0][n].numpy() - a.numpy()) for n, a in self.model.items()
+        }
+        return ArrayRecord({name: Array(array) for name, array in new.items()}), mean[1]
 
 
 @pytest.mark.parametrize("case", contract.CASES, ids=lambda case: case.name)
@@ -109,11 +105,21 @@ def test_all_engines_run_the_same_rounds(case: contract.Case) -> None:
     assert same == (case.name in ("none", "sketch"))
 
 
-def test_methods_without_an_exact_form_are_refused() -> None:
-    name = repaired.ProvenDiffSketch.name
-    plan = FlowerPlan(name, {"rows": 1, "cols": 4, "clip": 1.0, "padding": 99, "std": 1.0})
-    with pytest.raises(ArgumentError, match=f"method='{name}' must not be sent"):
-        strategy_of(plan).start(network_of(plan), FIRST, 1)
+PROVEN = repaired.ProvenDiffSketch.name
+INEXACT = {"rows": 1, "cols": 4, "clip": 1.0, "padding": 99, "std": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("plan", "options", "words"),
+    [
+        (FlowerPlan(PROVEN, INEXACT), {}, f"method='{PROVEN}' must not be sent"),
+        (SKETCH, {"budget": Budget(1.0, 1e-5)}, "nothing is proven"),
+        (SHARED, {}, "needs a secure sum"),
+    ],
+)
+def test_claims_that_cannot_be_held_are_refused(plan: Any, options: Any, words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        started(plan, network_of(plan), **options)
 
 
 def test_without_compression_it_is_the_mean() -> None:
@@ -151,6 +157,10 @@ def test_nodes_replay_totals_and_have_the_servers_bits() -> None:
     # A total of 3 x 16 cells would be larger than this small model, were it not the only one.
     totals: Any = our_record(network.sent[-1])["totals"]
     assert len(totals) == 1
+    # A rule that nodes cannot replay sends the model.
+    strategy = started(SKETCH, network := network_of(SKETCH), 3, kind=FedAdam)
+    assert all(message.content.array_records for message in network.sent)
+    assert not any(report.void for report in strategy.reports)
 
 
 def test_a_node_that_missed_rounds_catches_up() -> None:
@@ -167,13 +177,6 @@ def test_a_node_that_missed_rounds_catches_up() -> None:
     record = our_record(next(one for one in network.sent[-3:] if one.metadata.dst_node_id == 1002))
     assert record["rounds"] == [0, 1, 2, 3]
     assert record["base"] == -1
-
-
-def test_a_rule_that_nodes_cannot_replay_sends_the_model() -> None:
-    network, strategy = network_of(SKETCH), strategy_of(SKETCH, FedAdam)
-    strategy.start(network, FIRST, 3)
-    assert all(message.content.array_records for message in network.sent)
-    assert not any(report.void for report in strategy.reports)
 
 
 def test_a_server_without_a_key_sums_and_the_owner_has_the_model() -> None:
@@ -214,8 +217,7 @@ def test_too_few_replies_make_a_round_void(caplog: pytest.LogCaptureFixture) -> 
 
 def test_bytes_are_counted_and_shrink() -> None:
     plan = FlowerPlan("sketch", {"rows": 1, "cols": 4})
-    strategy = strategy_of(plan)
-    strategy.start(network_of(plan), FIRST, 2)
+    strategy = started(plan, network_of(plan), 2)
     first, second = strategy.reports
     assert first.message_bytes == 3 * plan.build(DIM).message_format.full_bytes
     assert first.bytes_up > first.message_bytes
@@ -232,18 +234,12 @@ def test_the_budget_stops_the_run_and_keeps_its_result() -> None:
     assert float(spent) <= 6.0
     assert spent.rounds == len(strategy.reports)
     assert result.arrays
-    with pytest.raises(ArgumentError, match="nothing is proven"):
-        strategy_of(SKETCH, budget=Budget(1.0, 1e-5)).start(network_of(SKETCH), FIRST, 1)
 
 
-def test_distributed_trust_needs_a_secure_sum() -> None:
-    with pytest.raises(ArgumentError, match="needs a secure sum"):
-        strategy_of(SHARED).start(network_of(SHARED), FIRST, 1)
-    # A server that says that it will not look does not convince clients that did not agree.
-    strategy = strategy_of(SHARED, trusted_server=True)
-    strategy.start(network_of(SHARED), FIRST, 1)
-    assert len(strategy.reports[0].refused) == 3
-    assert all(reason.startswith("trust:") for reason in strategy.reports[0].refused.values())
+def test_a_server_that_will_not_look_does_not_convince_clients_that_did_not_agree() -> None:
+    found = reasons(started(SHARED, network_of(SHARED), trusted_server=True))
+    assert len(found) == 3
+    assert all(reason.startswith("trust:") for reason in found)
 
 
 def test_fewer_clients_weaken_a_shared_noise_and_the_claim_says_so() -> None:
@@ -251,17 +247,15 @@ def test_fewer_clients_weaken_a_shared_noise_and_the_claim_says_so() -> None:
     for dead in (set[int](), {1002}):
         network = network_of(SHARED, trusted_server=True)
         network.dead = dead
-        strategy = strategy_of(SHARED, trusted_server=True)
-        strategy.start(network, FIRST, 1)
+        strategy = started(SHARED, network, trusted_server=True)
         assert not strategy.reports[0].void
         epsilons.append(float(strategy.epsilon(1e-5)))
     assert epsilons[1] > epsilons[0]
     # Where the weaker claim is beyond the budget, nothing is published.
     budget = Budget(sum(epsilons) / 2, 1e-5)
-    strategy = strategy_of(SHARED, trusted_server=True, budget=budget)
-    result = strategy.start(network, FIRST, 1)
+    strategy = started(SHARED, network, trusted_server=True, budget=budget)
     assert "exceed the budget" in strategy.reports[0].void
-    assert not result.arrays
+    assert strategy.totals == ()
 
 
 def test_diverging_rounds_are_void() -> None:
@@ -333,15 +327,12 @@ def test_a_round_is_on_record_before_anything_is_requested(tmp_path: Path) -> No
     assert again.epsilon(1e-5).rounds == 5
     # So is a secure sum.
     path = tmp_path / "sum.json"
-    strategy = strategy_of(SUM, record_file=path)
-    strategy.configure_train(1, FIRST, ConfigRecord(), network_of(SUM))
+    strategy_of(SUM, record_file=path).configure_train(1, FIRST, ConfigRecord(), network_of(SUM))
     assert rounds_in(path)[:3] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("others", [True, False])
-def test_a_client_that_comes_back_at_its_budget_does_not_count(
-    others: bool, tmp_path: Path
-) -> None:
+def test_a_client_back_at_its_budget_does_not_count(others: bool, tmp_path: Path) -> None:
     path, network, budget = tmp_path / "record.json", Network(), Budget(3.5, 1e-5)  # two rounds
     network.join(0, GAUSSIAN, key=KEY, node_id=1)
     strategy, arrays = strategy_of(GAUSSIAN, budget=budget, record_file=path), FIRST
@@ -417,7 +408,7 @@ def test_of_more_nodes_than_the_cohort_all_have_the_same_chance(
     source = random.Random(5)
     monkeypatch.setattr(secrets, "SystemRandom", lambda: source)
     network, strategy = network_of(SHARED, 5), strategy_of(SHARED, trusted_server=True)
-    state = strategy._state(FIRST)
+    strategy._begin(FIRST)
     messages = list(strategy.strategy.configure_train(1, FIRST, ConfigRecord(), network))
     assert len(messages) == 5
 
@@ -426,8 +417,8 @@ def test_of_more_nodes_than_the_cohort_all_have_the_same_chance(
 
     counts: Counter[int] = Counter()
     for _ in range(150):
-        chosen = [one.metadata.dst_node_id for one in state.select(messages)]
-        assert len(set(chosen)) == 3
+        chosen = list(strategy._select(messages))
+        assert len(chosen) == 3
         counts.update(chosen)
     assert is_fair(counts)
     assert not is_fair(Counter(dict.fromkeys(list(network.nodes)[:3], 150)))
@@ -476,19 +467,15 @@ def test_refused_by_name_and_with_what_to_use_instead(name: str) -> None:
 
 def test_all_strategies_of_flower_are_known() -> None:
     """A new version of Flower has a look taken at what it brings."""
-    kinds = {
-        name
-        for name in flower.__all__
-        if issubclass(getattr(flower, name), Strategy) and name != "Strategy"
-    }
-    assert kinds == FINE | (REFUSED.keys() - {"OwnKrum"})
+    kinds = {name for name in flower.__all__ if issubclass(getattr(flower, name), Strategy)}
+    assert kinds - {"Strategy"} == FINE | (REFUSED.keys() - {"OwnKrum"})
     for name in FINE:
         options = {"proximal_mu": 0.1} if name == "FedProx" else {}
         assert SketchStrategy(getattr(flower, name)(**options), SKETCH)
     with pytest.raises(ArgumentError, match="got FedMedian"):
         SketchStrategy(OwnWrapper(flower.FedMedian()), SKETCH)
     assert SketchStrategy(OwnWrapper(FedAvg()), SKETCH)
-    with pytest.raises(ArgumentError, match=r"must be a Strategy of flwr\.serverapp, got str"):
+    with pytest.raises(ArgumentError, match="strategy must be of type Strategy, got strategy='Fed"):
         SketchStrategy(cast(Any, "FedAvg"), SKETCH)
 
 
@@ -544,6 +531,9 @@ def test_nodes_that_missed_rounds_have_the_clip(momentum: float) -> None:
     assert len(shown) == (1 if momentum else 2)  # of the first missed round, or of this one
 
 
+FIXED_CLIP = replace(LOCAL_CLIP, settings={n: MOVING[n] for n in MOVING if n != "clip_quantile"})
+
+
 def told(plan: FlowerPlan, clip: Any) -> tuple[SketchStrategy, list[Message]]:
     """A strategy, and what clients reply that are told another clip."""
     network, strategy = network_of(plan, NODES), strategy_of(plan)
@@ -567,20 +557,17 @@ def test_a_client_uses_the_clip_that_it_is_told() -> None:
     assert usual == pytest.approx(200 * tiny, rel=1e-3)
 
 
-@pytest.mark.parametrize("clip", [0.0, -1.0, math.inf, math.nan, 1e300, 3, "1"])
+@pytest.mark.parametrize("clip", [0.0, -1.0, math.inf, math.nan, 1e300, 3, "1", "fixed"])
 def test_clips_that_are_none_are_refused(clip: Any) -> None:
-    for reply in told(LOCAL_CLIP, clip)[1]:
+    """As is any for a plan without a quantile, but for zero."""
+    plan, value = (FIXED_CLIP, 0.1) if clip == "fixed" else (LOCAL_CLIP, clip)
+    for reply in told(plan, value)[1]:
         assert our_record(reply)["code"] == "request"
-        assert "clip" in str(our_record(reply)["reason"])
-
-
-def test_a_plan_without_a_quantile_takes_no_clip() -> None:
-    fixed = {name: value for name, value in MOVING.items() if name != "clip_quantile"}
-    plan = FlowerPlan("sketch-gaussian", fixed, NODES)
-    strategy, replies = told(plan, 0.1)
-    assert all("has no clip that changes" in str(our_record(one)["reason"]) for one in replies)
+        wanted = "has no clip that changes" if clip == "fixed" else "clip"
+        assert wanted in str(our_record(reply)["reason"])
+    strategy, replies = told(FIXED_CLIP, 0.0)
     assert strategy.clip is None
-    assert all(our_record(one)["code"] == "" for one in told(plan, 0.0)[1])
+    assert all(our_record(one)["code"] == "" for one in replies)
 
 
 # The model's history, and arrays as one vector.
@@ -596,37 +583,33 @@ def test_a_history_sends_totals_while_they_are_smaller() -> None:
     for index in range(5):
         history.add(total, 2 * index, arrays_of(float(index)))
     assert history.version == 5
-    near, far, new = history.download(4), history.download(1), history.download(-1)
-    assert (near.arrays, near.totals, near.first) == (None, [(8, total)], 5)
-    assert far.base == new.base == 5
-    assert far.totals == []
+    assert history.download(4) == (None, 4, [(8, total)])
+    model = arrays_of(4.0)
+    for version in (1, -1):  # too far behind, and none at all
+        arrays, start, totals = history.download(version)
+        assert (digest_of(arrays or FIRST), start, totals) == (digest_of(model), 5, [])
     history.replace(arrays_of(9.0))  # nodes cannot replay it: the model is sent
     assert history.version == 6
-    assert history.download(5).base == 6
+    assert history.download(5)[1] == 6
     history.add(b"3", 11, arrays_of(3.0))
-    assert history.download(6).totals == [(11, b"3")]
-    assert history.download(7).totals == []
+    assert history.download(6) == (None, 6, [(11, b"3")])
+    assert history.download(7) == (None, 7, [])
 
 
 def test_a_history_without_a_key_keeps_everything() -> None:
     history = ModelHistory(FIRST, keyed=False)
     for index in range(40):
         history.add(bytes(1000), index, None)
-    new = history.download(-1)
-    assert (new.arrays, new.base, len(new.totals)) == (FIRST, 0, 40)
-    assert [index for index, _ in history.download(38).totals] == [38, 39]
+    arrays, start, totals = history.download(-1)
+    assert (arrays, start, len(totals)) == (FIRST, 0, 40)
+    assert [index for index, _ in history.download(38)[2]] == [38, 39]
     with pytest.raises(ArgumentError, match="has no key"):
         history.replace(arrays_of(1.0))
 
 
 def test_vectors_keep_types_and_leave_whole_numbers_alone() -> None:
-    record = ArrayRecord(
-        {
-            "half": Array(np.ones((2, 2), np.float16)),
-            "count": Array(np.array(5, np.int64)),
-            "double": Array(np.zeros(3)),
-        }
-    )
+    parts: Any = {"half": np.ones((2, 2), np.float16), "count": np.array(5), "double": np.zeros(3)}
+    record = ArrayRecord({name: Array(part) for name, part in parts.items()})
     assert length_of(record) == 7
     after = moved(record, torch.arange(7.0))
     assert after["half"].numpy().tolist() == [[1, 2], [3, 4]]

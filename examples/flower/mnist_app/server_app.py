@@ -39,16 +39,16 @@ def main(grid: Grid, context: Context) -> None:
         timeout=float(config["timeout"]),
         evaluate_fn=evaluate,
     )
-    found = {
-        "accuracy": [one["accuracy"] for one in result.evaluate_metrics_serverapp.values()],
+    outcome = {
+        "accuracy": [metrics["accuracy"] for metrics in result.evaluate_metrics_serverapp.values()],
         "times": times,
         **cost_of(strategy, float(config["delta"])),
     }
-    print(json.dumps(found, indent=1))
+    print(json.dumps(outcome, indent=1))
     if config["result"]:
         path = Path(str(config["result"]))
         beside = path.with_suffix(".new")  # whoever waits for the file finds all of it
-        beside.write_text(json.dumps(found), encoding="utf-8")
+        beside.write_text(json.dumps(outcome), encoding="utf-8")
         beside.replace(path)
 
 

@@ -42,22 +42,22 @@ def model_of(config: UserConfig, arrays: ArrayRecord | None = None) -> nn.Module
 
 
 def train(model: nn.Module, task: Task, node: int, config: UserConfig) -> int:
-    """Some epochs of SGD on a node's own images; how many images it has."""
+    """Train by SGD on a node's own images; return how many it has."""
     images, devices = task.devices.examples, task.devices
-    own = torch.arange(int(devices.starts[node]), int(devices.starts[node + 1]))
+    local = torch.arange(int(devices.starts[node]), int(devices.starts[node + 1]))
     optimizer = torch.optim.SGD(model.parameters(), lr=float(config["learning-rate"]))
     for _ in range(int(config["local-epochs"])):
-        shuffled = own[torch.randperm(len(own))]
+        shuffled = local[torch.randperm(len(local))]
         for batch in torch.split(shuffled, int(config["batch-size"])):
             optimizer.zero_grad()
             loss = cross_entropy(model(images.inputs[batch]), images.labels[batch])
             torch.autograd.backward(loss)
             optimizer.step()
-    return len(own)
+    return len(local)
 
 
 def accuracy_of(model: nn.Module, task: Task) -> float:
-    """On the test images."""
+    """Accuracy on the test images."""
     with torch.no_grad():
         hits = model(task.test.inputs).argmax(dim=1) == task.test.labels
     return float(hits.double().mean())

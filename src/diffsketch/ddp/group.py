@@ -145,7 +145,7 @@ class GroupMean(SavedByState):
             and means multiplied by it, so that clips mean what they say. Where the claim is proven,
             the scale has to stay what it is (`check_group_options`).
         account_file: Path of the file with the account of this rank's party, which is made if there
-            is none. Two ranks with copies of one account are refused.
+            is none. Two ranks of a process group with copies of one account are refused.
 
     Attributes:
         saturated: Number of cells of this rank's last message that were beyond the limit of cells
@@ -308,7 +308,7 @@ class GroupMean(SavedByState):
             # A message that is not in the mean was not applied: all of it is sent again.
             if feedback is not None and finite and self.present:
                 rounded = isinstance(self.method, RoundedTables)
-                table = self.method.mean_table(message, 1) if rounded else message  # type: ignore[attr-defined]
+                table = self.method.mean_table(message, 1) if rounded else message
                 feedback.keep(unscaled, mixed, table, seed)
             mean = self._decoded(total, seed, count=len(reports), out=out)
             return mean if scale == 1 else mean.mul_(scale)

@@ -142,7 +142,7 @@ class StoreGroup(Transport):
 
     def agree(
         self, settings: Mapping[str, str], *, failure: Exception | None = None,
-        doing: str = "start", party: str = "",  # noqa: ARG002
+        doing: str = "start", party: str = "",  # noqa: ARG002 (a rank may come back as another)
     ) -> str:  # fmt: skip
         """Compare settings with those of the ranks that are there: `min_ranks` at least.
 
@@ -153,9 +153,8 @@ class StoreGroup(Transport):
             self._compare(settings, failed=failure is not None)
         if failure is not None:
             raise failure
-        # The run's name, and the number of this rank's lives in it.
-        run = self.store.compare_set("series", "", secrets.token_hex(8)).decode()
-        return f"{run}-{self.store.add(f'series/{self.rank}', 1)}"
+        # A name that nobody else can choose: whoever writes to the store may not say what counts.
+        return secrets.token_hex(8)
 
     def _compare(self, settings: Mapping[str, str], *, failed: bool) -> None:
         # Numbered: a rank that comes back compares the same settings in the same order.

@@ -14,23 +14,17 @@ from pathlib import Path
 
 from diffsketch.errors import DataError, MismatchError
 from diffsketch.flower.records import NO_MODEL, Refusal, Request, member_digest
-from diffsketch.privacy.accounting.account import (
-    Account,
-    Allowance,
-    Budget,
-    BudgetExceeded,
-    weaker,
-)
+from diffsketch.privacy.accounting.account import Account, Allowance, Budget, BudgetExceeded, weaker
 from diffsketch.privacy.claim import Claim, Epsilon
 from diffsketch.wire import WireError
 
 _WAIT = 60.0  # seconds for a lock that others hold for milliseconds
-_MOST_ROUNDS = 10_000  # that a client without a memory counts as if it had taken part
+_MOST_ROUNDS = 10_000  # that a client without a memory assumes to have taken part in
 
 
 def sign_statement(account: Account, key: bytes) -> bytes:
     """Serialise an account with an HMAC (SHA-256) under the client's own key."""
-    text = zlib.compress(account.to_text().encode())  # series repeat the text of their claims
+    text = zlib.compress(account.to_text().encode())  # series repeat the texts of their claims
     return _tag(text, key) + text
 
 
@@ -89,25 +83,25 @@ def open_account(
         DataError: The file is not an account.
         MismatchError: The file has another budget.
     """
-    whole, stated = Account(budget), None
+    merged, stated = Account(budget), None
     if request.statement and key is not None:
         stated = verify_statement(request.statement, key)
-    nothing_known = stated is remembered is None and (path is None or not path.exists())
-    if nothing_known:
+    is_new = stated is remembered is None and (path is None or not path.exists())
+    if is_new:
         _check_countable(request, member=member, has_key=key is not None)
     with refusing():
         if stated is not None:
-            whole.merge(stated)
+            merged.merge(stated)
         if remembered is not None:
-            whole.resume(remembered)
-        if nothing_known and request.round_index:
-            whole.charge(claim, rounds=request.round_index)
-    if path is None:
-        return whole
-    # A file that is made has all of it at once: an empty one would say that nothing was sent.
-    account = Account.open(path, budget=budget, first=whole, wait=_WAIT)
+            merged.resume(remembered)
+        if is_new and request.round_index:
+            merged.charge(claim, rounds=request.round_index)
+        if path is None:
+            return merged
+    # A new file has all of it from the start: an empty one would say that nothing was sent.
+    account = Account.open(path, budget=budget, first=merged, wait=_WAIT)
     with refusing():
-        account.resume(whole)
+        account.resume(merged)
     return account
 
 
@@ -129,11 +123,12 @@ def refusing() -> Iterator[None]:
 
 def _check_countable(request: Request, *, member: str, has_key: bool) -> None:
     """Refuse if a statement may still come, or there are more rounds than can be assumed."""
-    known = {request.known[place : place + 8] for place in range(0, len(request.known), 8)}
-    if has_key and member_digest(member) in known:
+    digests = {request.known[place : place + 8] for place in range(0, len(request.known), 8)}
+    if has_key and member_digest(member) in digests:
         raise Refusal("statement", "this client has no memory and needs its statement first")
     if request.round_index > _MOST_ROUNDS:
-        raise Refusal("statement", "this client has no memory of so many rounds")
+        reason = f"this client has no memory of {request.round_index} rounds, which are too many"
+        raise Refusal("statement", reason)
 
 
 class ClientRegistry:
@@ -154,39 +149,33 @@ class ClientRegistry:
         self._statements: dict[str, bytes] = {}
         self._pending: tuple[Claim, tuple[int, ...]] | None = None
 
-    def check_budget(self, claim: Claim, nodes: Iterable[int]) -> None:
-        """Raise `BudgetExceeded` if a further round with these nodes would cost too much."""
-        self.settle_round()
-        for name, count in self._payers(nodes).items():
-            self._account(name).check(claim, count)
-
-    def affordable(self, claim: Claim, nodes: Iterable[int]) -> list[int]:
-        """Those of the nodes whose clients can pay a further round, each with all of its nodes."""
+    def unaffordable(self, claim: Claim, nodes: Iterable[int]) -> dict[int, str]:
+        """Nodes whose clients cannot pay a further round, each with all of its nodes, and why."""
         self.settle_round()
         asked: Counter[str] = Counter()
-        kept = []
+        reasons: dict[int, str] = {}
         for node in nodes:
             name = self._name(node)
-            if self._can_pay(name, claim, asked[name] + 1):
+            if reason := self._shortfall(name, claim, asked[name] + 1):
+                reasons[node] = reason
+            else:
                 asked[name] += 1
-                kept.append(node)
-        return kept
+        return reasons
 
     def begin_round(self, claim: Claim, nodes: Iterable[int]) -> None:
-        """Begin a round: whoever is selected may send a message, and pays, whatever comes of it."""
-        nodes = tuple(nodes)
-        self.check_budget(claim, nodes)
-        self._pending = claim, nodes
+        """Begin a round: whoever is asked may send a message, and pays whatever comes of it."""
+        self.settle_round()
+        self._pending = claim, tuple(nodes)
 
     def over_budget(self, claim: Claim) -> frozenset[int]:
-        """Nodes of the round for whom this claim is too much, now that it is known who they are."""
+        """Nodes of the round whose clients, by now known by name, cannot pay this claim."""
         nodes = () if self._pending is None else self._pending[1]
         payers = self._payers(nodes)
-        poor = {name for name, count in payers.items() if not self._can_pay(name, claim, count)}
+        poor = {name for name, count in payers.items() if self._shortfall(name, claim, count)}
         return frozenset(node for node in nodes if self._name(node) in poor)
 
     def settle_round(self, claim: Claim | None = None) -> None:
-        """Close the round that was begun, if one was: it has cost this, or what was planned."""
+        """Charge the round that was begun, if one was: this claim, or the planned one."""
         if self._pending is not None:
             planned, nodes = self._pending
             self._accounts = self._after(claim or planned, nodes)
@@ -194,14 +183,15 @@ class ClientRegistry:
 
     def epsilon(self, delta: float) -> Epsilon:
         """Epsilon that the run has cost the client who paid most."""
-        by_cost = {str(each.spent): each for each in self._all_paid().values()}  # compose once each
+        # Most clients have spent the same: compose once for each sum.
+        by_cost = {str(account.spent): account for account in self._all_paid().values()}
         accounts = by_cost.values() or [Account(planned=self._planned)]
-        return max((each.epsilon(delta) for each in accounts), key=float)
+        return max((account.epsilon(delta) for account in accounts), key=float)
 
     @property
     def claim(self) -> Claim:
         """Claim that holds for all rounds."""
-        claims = [each.claim for each in self._all_paid().values() if each.rounds]
+        claims = [account.claim for account in self._all_paid().values() if account.rounds]
         return reduce(weaker, [claim for claim in claims if claim is not None] or [self._planned])
 
     def version_of(self, node: int) -> int:
@@ -209,7 +199,7 @@ class ClientRegistry:
         return self._versions.get(node, NO_MODEL)
 
     def statement_for(self, node: int) -> tuple[bytes, bytes]:
-        """A node's statement; or, for one that is not known, digests of all who have one."""
+        """A node's statement; or, if its client is not known, digests of all who have one."""
         if member := self._members.get(node):
             return self._statements.get(member, b""), b""
         return b"", b"".join(sorted(map(member_digest, self._statements)))
@@ -231,21 +221,26 @@ class ClientRegistry:
         """Serialise accounts and statements as JSON, for the next run with these clients."""
         statements = {name: value.hex() for name, value in self._statements.items()}
         # A node that has not said who it is may still have its id in the next run, and say it then.
-        accounts = {name: each.to_text() for name, each in self._all_paid().items()}
+        accounts = {name: account.to_text() for name, account in self._all_paid().items()}
         return json.dumps({"accounts": accounts, "statements": statements})
 
     def load_text(self, text: str) -> None:
-        """Go on from `to_text`."""
+        """Add what `to_text` gave, of an earlier run or of another server with the same file."""
         try:
             data = json.loads(text)
             accounts = {
-                str(name): Account.from_text(each, budget=self._allowance)
-                for name, each in data["accounts"].items()
+                name: Account.from_text(account, budget=self._allowance)
+                for name, account in data["accounts"].items()
             }
-            statements = {name: bytes.fromhex(each) for name, each in data["statements"].items()}
+            statements = {name: bytes.fromhex(text) for name, text in data["statements"].items()}
         except (DataError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise DataError(f"the record must be one of this strategy's: {error}") from error
-        self._accounts, self._statements = accounts, statements
+        for name, account in accounts.items():
+            if name in self._accounts:
+                self._accounts[name].merge(account)
+            else:
+                self._accounts[name] = account
+        self._statements = statements | self._statements
 
     def _name(self, node: int) -> str:
         member = self._members.get(node)
@@ -256,29 +251,30 @@ class ClientRegistry:
         return Counter(map(self._name, nodes))
 
     def _account(self, name: str) -> Account:
-        """The account of a name, which is made if there is none."""
+        """Account of a client or node by its name; a new one if there is none."""
         if name not in self._accounts:
             self._accounts[name] = Account(self._allowance, planned=self._planned)
         return self._accounts[name]
 
-    def _can_pay(self, name: str, claim: Claim, count: int) -> bool:
+    def _shortfall(self, name: str, claim: Claim, count: int) -> str:
+        """Say why a client cannot pay `count` messages of this claim; empty if it can."""
         try:
             self._account(name).check(claim, count)
-        except BudgetExceeded:
-            return False
-        return True
+        except BudgetExceeded as error:
+            return str(error)
+        return ""
 
     def _after(self, claim: Claim, nodes: Iterable[int]) -> dict[str, Account]:
-        """Accounts after a round that cannot be refused any more, whatever the budget is."""
+        """Accounts after a round whose messages were requested, whatever the budget is."""
         accounts = dict(self._accounts)
         for name, count in self._payers(nodes).items():
             accounts[name] = paid = self._account(name).twin()
             try:
                 paid.charge(claim, count)
-            except BudgetExceeded:  # it was asked for all the same, as a copy that nobody knew of
-                unknown = Account()
-                unknown.charge(claim, count)
-                paid.merge(unknown)
+            except BudgetExceeded:  # asked as an unknown node: counted, and not asked again
+                beyond = Account()
+                beyond.charge(claim, count)
+                paid.merge(beyond)
         return accounts
 
     def _all_paid(self) -> dict[str, Account]:

@@ -1,21 +1,23 @@
-"""Aggregation of a round: replies of nodes, exchanges with them, and their plain sum."""
+"""A round at the server: its exchanges, replies, the plain sum of messages, and its report."""
 
 from __future__ import annotations
 
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from statistics import median_low
-from typing import Any
+from typing import Any, TypeVar
 
-from flwr.app import Message, MessageType, MetricRecord, RecordDict
+import torch
+from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
-from diffsketch.errors import ArgumentError
+from diffsketch.errors import ArgumentError, check_type
 from diffsketch.flower.plan import FlowerPlan
 from diffsketch.flower.records import (
     MOST_WEIGHT,
@@ -26,11 +28,16 @@ from diffsketch.flower.records import (
     content_bytes,
 )
 from diffsketch.methods import Method
+from diffsketch.methods.gate import release
 from diffsketch.privacy.claim import Claim
+from diffsketch.sketch.hashing import HashSeed
 from diffsketch.wire import Header, Inbox, WireError
 from diffsketch.wire import Message as WireMessage
 
 _LOG = logging.getLogger("flwr.diffsketch")
+_Answer = TypeVar("_Answer", Reply, SumReply)
+ANY_SEED = HashSeed(bytes(32))
+"""Seed where the hashes do not matter: for claims of methods that are sent, zeros, and metrics."""
 _UNFIT = {
     "it chooses among the clients' models, and a sum has none: use FedAvg, and leave messages that "
     "no honest client sends to SketchStrategy, which refuses them": (
@@ -46,13 +53,11 @@ _UNFIT = {
         "FedXgbBagging", "FedXgbCyclic",
     ),
 }  # fmt: skip
-
-
-_ENOUGH = 3  # sizes of which one that is false does not move the median
+_ENOUGH = 3  # sizes of which a single false one does not move the median
 
 
 class UsualSize:
-    """The usual size of what clients send in a round, and a bound on what is far beyond it.
+    """Usual size of what clients send in a round, and a bound on what is far beyond it.
 
     It is the lower median of the round, which half of the clients together cannot raise. Zeros do
     not count; where fewer than three others are left, it is that of the last round before.
@@ -68,7 +73,7 @@ class UsualSize:
         self._multiple, self._usual = multiple, math.inf
 
     def bound(self, sizes: Iterable[float]) -> float:
-        """Bound for a round with these sizes; infinite if nothing is known yet."""
+        """Bound for a round with these sizes; infinite as long as there is no median."""
         positive = [size for size in sizes if size > 0]
         if len(positive) >= _ENOUGH:
             self._usual = median_low(positive)
@@ -77,174 +82,6 @@ class UsualSize:
         within = [size for size in positive if size <= bound < math.inf]
         self._usual = median_low(within) if within else self._usual
         return bound
-
-
-@dataclass(frozen=True, eq=False)
-class RoundContext:
-    """A round that is aggregated."""
-
-    plan: FlowerPlan
-    method: Method  # the plan's, for the model's length
-    round_index: int
-    fingerprint: bytes | None  # of the round's hashes; None if the server has no key
-    nonce: bytes  # sixteen random bytes of the round
-    limit: float = math.inf  # of a message's norm, besides the method's own of honest ones
-    usual: UsualSize | None = None  # of messages' norms, where these may bound each other
-    # What takes the place of a message that is too long, where its refusal would tell about data
-    # that only the sum's noise hides; None where it is refused.
-    substitute: Callable[[], Tensor] | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class AggregationResult:
-    """Total of a round."""
-
-    total: WireMessage | None  # before the server adds anything; None if there is nothing to sum
-    present: frozenset[int]  # nodes whose message is in it
-    refused: Mapping[int, str]  # nodes whose message is not, and why
-    void: str = ""  # why there is no total, where a sum was begun and failed
-
-
-class _TooLongError(WireError):
-    """A message is whole, and longer than that of an honest client."""
-
-
-def plain_sum(
-    parts: Mapping[int, bytes], about: RoundContext, weights: Mapping[int, int] | None = None
-) -> AggregationResult:
-    """Add messages that the server sees: untrusted bytes by the node that they came from.
-
-    With `weights`, a node's message is of its vector times its weight.
-
-    The sum is exact, the same for every order. Without a key the server does not know the round's
-    hashes. It then takes the fingerprint that most messages have, and refuses the others; if two
-    are as frequent, it refuses all.
-
-    Guarantees (`tests/flower/test_hostile.py`): bytes that are not a message of the round by the
-    node they came from change nothing but a count. Messages that are longer than honest clients
-    make them (`Method.check_honest`), or far longer than the others, are refused as well; or, with
-    a `substitute`, count as zeros, and nobody can tell them from others.
-    """
-    method, refused, headers = about.method, dict[int, str](), dict[int, Header]()
-    for node, data in parts.items():
-        try:
-            headers[node] = Header.parse(data)
-            if headers[node].sender != node:
-                raise WireError("message has another sender than the node it came from")
-        except WireError as error:
-            refused[node] = str(error)
-    fingerprint = about.fingerprint
-    if fingerprint is None:
-        fingerprint = most_common(header.fingerprint for header in headers.values())
-    place: dict[str, Any] = {"round_index": about.round_index, "fingerprint": fingerprint}
-    good = {node: data for node, data in parts.items() if node not in refused}
-    usual, substituted = _usual_bound(good, about, place, weights or {}), set[int]()
-
-    def check(message: WireMessage) -> None:
-        if message.sender in substituted:
-            return
-        weight = (weights or {}).get(message.sender, 1)
-        norm = method.norm_of(message.cells) / weight
-        if not norm <= usual:
-            raise _TooLongError(
-                f"message has a norm of {norm:.4g}, far beyond the others': at most {usual:.4g} is "
-                "taken, a multiple of the median (SketchStrategy(limit=...) sets it)"
-            )
-        try:
-            method.check_honest(message.cells, limit=about.limit * weight)
-        except WireError as error:
-            raise _TooLongError(str(error)) from error
-
-    layout, total_layout = method.message_format, method.total_format
-    inbox = Inbox(layout, **place, senders=parts, total_format=total_layout, check=check)
-    for node, data in good.items():
-        try:
-            try:
-                inbox.add(data)
-            except _TooLongError as error:
-                if about.substitute is None:
-                    raise
-                _LOG.debug("node %d counts as zeros: %s", node, error)
-                substituted.add(node)
-                zeros = WireMessage(layout, about.substitute(), **place, sender=node)
-                inbox.add(zeros.to_bytes())
-        except WireError as error:
-            refused[node] = str(error)
-    try:
-        total = inbox.total() if inbox.count else None
-    except WireError as error:  # a sum that does not fit: somebody sent what nobody may
-        return AggregationResult(None, frozenset(), dict.fromkeys(parts, str(error)))
-    return AggregationResult(total, frozenset(inbox.heard), refused)
-
-
-def _usual_bound(
-    parts: Mapping[int, bytes],
-    about: RoundContext,
-    place: Mapping[str, Any],
-    weights: Mapping[int, int],
-) -> float:
-    """Bound of the norm of a message, over its weight, that the others of the round give."""
-    if about.usual is None:
-        return math.inf
-    norms = []
-    for node, data in parts.items():
-        try:
-            message = WireMessage.from_bytes(data, about.method.message_format, **place)
-        except WireError:  # refused with the reason when it is added
-            continue
-        norms.append(about.method.norm_of(message.cells) / weights.get(node, 1))
-    return about.usual.bound(norms)
-
-
-def most_common(fingerprints: Iterable[bytes]) -> bytes:
-    """Find the most frequent one; if there is no such, one that none has."""
-    first = Counter(fingerprints).most_common(2)
-    if not first or (len(first) == 2 and first[0][1] == first[1][1]):
-        return bytes(8)
-    return first[0][0]
-
-
-class Exchange:
-    """Requests and replies of a secure sum, besides those for messages; counts their bytes."""
-
-    def __init__(self, grid: Grid, *, timeout: float) -> None:
-        self.grid, self._timeout = grid, timeout
-        self.bytes_up = self.bytes_down = 0
-
-    def send(
-        self, requests: Mapping[int, SumRequest]
-    ) -> tuple[dict[int, SumReply], dict[int, str]]:
-        """Send each node its request; return the first reply of each, and why others gave none.
-
-        Whoever is in neither was silent.
-        """
-        messages = []
-        for node, request in requests.items():
-            content = RecordDict({SUM_RECORD: request.to_record()})
-            self.bytes_down += content_bytes(content)
-            messages.append(Message(content, dst_node_id=node, message_type=MessageType.TRAIN))
-        found, refused = dict[int, SumReply](), dict[int, str]()
-        for message in self.grid.send_and_receive(messages, timeout=self._timeout):
-            node = message.metadata.src_node_id
-            if node not in requests or node in found:
-                _LOG.warning("secure sum: node %d was not asked, or has answered before", node)
-                continue
-            try:
-                if not message.has_content():
-                    raise WireError(f"error: {str(message.error.reason)[:1000]}")
-                self.bytes_up += content_bytes(message.content)
-                record = message.content.config_records.get(SUM_RECORD)
-                if record is None:
-                    raise WireError("reply is not of a client with a secure sum")
-                reply = SumReply.of(record)
-                if reply.code:
-                    raise WireError(f"{reply.code}: {reply.reason}")
-            except WireError as error:
-                refused[node] = str(error)
-                continue
-            refused.pop(node, None)
-            found[node] = reply
-        return found, refused
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,7 +97,7 @@ class RoundReport:
         bytes_down: Bytes sent to the nodes, as Flower serialises them.
         bytes_up: Bytes that came back, of whatever kind.
         message_bytes: Bytes of the methods' messages in `bytes_up`.
-        claim: The round's guarantee for those who were selected.
+        claim: The round's guarantee for those who were selected; None if no message was requested.
         void: Why the model did not change; empty if it did.
     """
 
@@ -285,73 +122,214 @@ class RoundReport:
         )
 
 
-@dataclass
-class OpenRound:
-    """A round whose messages were requested, and the replies so far."""
+@dataclass(eq=False)
+class Round:
+    """A round at the server, from the choice of its nodes to its report."""
 
-    about: RoundContext
-    nodes: tuple[int, ...]  # that a message was requested of
+    plan: FlowerPlan
+    method: Method  # the plan's, for the model's length
     claim: Claim  # that was planned
-    arrays_key: str  # name of the model's record in messages
-    bytes_down: int
-    exchange: Exchange  # of a secure sum
-    left: Mapping[int, str]  # nodes that a secure sum has lost before, and why
-    replies: dict[int, Reply] = field(default_factory=dict)  # the first valid one of each node
-    contents: dict[int, Message] = field(default_factory=dict)  # messages of these replies
-    refused: dict[int, str] = field(default_factory=dict)  # nodes that do not count, and why
+    round_index: int
+    fingerprint: bytes | None  # of the round's hashes; None if the server has no key
+    nodes: tuple[int, ...]  # that a message is requested of
+    grid: Grid
+    timeout: float
+    nonce: bytes  # sixteen random bytes, which a reply has to repeat
     weight: str = ""  # name of the metric that clients count by; empty if they count alike
-    metrics: WireMessage | None = None  # sum of the plan's metrics
+    limit: float = math.inf  # of a message's norm, besides the method's own for honest ones
+    usual: UsualSize | None = None  # of messages' norms, where these may bound each other
+    # Where only the sum's noise hides a client, a message that is too long counts as zeros: to
+    # refuse it would tell about data.
+    substitutes: bool = False
+    arrays_key: str = ""  # name of the model's record in messages
+    left: dict[int, str] = field(default_factory=dict)  # nodes that a secure sum lost before
+    replies: dict[int, Reply] = field(default_factory=dict)  # the first valid one of each node
+    messages: dict[int, Message] = field(default_factory=dict)  # that these replies came in
+    refused: dict[int, str] = field(default_factory=dict)  # nodes that do not count, and why
+    bytes_down: int = 0
     bytes_up: int = 0
+    present: frozenset[int] = frozenset()  # nodes whose message is in the total
+    total: WireMessage | None = None  # before the server adds noise; None if there is none
+    metrics: WireMessage | None = None  # sum of the plan's metrics, of the same nodes
+    void: str = ""  # why the model does not change
+
+    def exchange(
+        self, requests: Mapping[int, SumRequest], *, refused: dict[int, str]
+    ) -> dict[int, SumReply]:
+        """Send requests of a secure sum; return the first reply of each node.
+
+        Why others gave none is added to `refused`; nodes that are in neither were silent.
+        """
+        messages = []
+        for node, request in requests.items():
+            content = RecordDict({SUM_RECORD: request.to_record()})
+            self.bytes_down += content_bytes(content)
+            messages.append(Message(content, dst_node_id=node, message_type=MessageType.TRAIN))
+        replies: dict[int, SumReply] = {}
+        for message in self.grid.send_and_receive(messages, timeout=self.timeout):
+            node = message.metadata.src_node_id
+            if node not in requests or node in replies:
+                _LOG.warning("secure sum: node %d was not asked, or has answered before", node)
+                continue
+            try:
+                reply = self._read(message, SumReply)
+                if reply.code:
+                    raise WireError(f"{reply.code}: {reply.reason}")
+            except WireError as error:
+                refused[node] = str(error)
+            else:
+                refused.pop(node, None)
+                replies[node] = reply
+        return replies
 
     def add(self, message: Message) -> Reply | None:
-        """Take in one reply; return None if it is not valid."""
+        """Take in a reply; return None if it is not valid."""
         node = message.metadata.src_node_id
-        if not message.has_content():
-            reason = str(message.error.reason)
-            _LOG.warning("node %d did not answer: %s", node, reason)
-            if node in self.nodes and node not in self.replies:  # else the server's own, for one
-                self.refused[node] = f"error: {reason[:1000]}"
-            return None
-        self.bytes_up += content_bytes(message.content)
         try:
+            reply = self._read(message, Reply)
             if node not in self.nodes:
                 raise WireError("reply is of a node that was not asked")
-            reply = Reply.find(message.content, self.about.nonce)
+            if reply.nonce != self.nonce:
+                raise WireError("reply is to another request")
             if node in self.replies:
                 raise WireError("reply is the node's second one")
             if self.weight and not (reply.code or 1 <= reply.weight <= MOST_WEIGHT):
                 raise WireError(f"weight must be in 1..2**40, got weight={reply.weight}")
         except WireError as error:
-            if node not in self.replies:  # a second reply does not spoil the first one
-                self.refused[node] = str(error)
             _LOG.warning("reply of node %d refused: %s", node, error)
+            # A second reply does not spoil the first; errors of strangers may be the SuperLink's.
+            if node not in self.replies and (node in self.nodes or message.has_content()):
+                self.refused[node] = str(error)
             return None
         self.refused.pop(node, None)
-        self.replies[node], self.contents[node] = reply, message
+        self.replies[node], self.messages[node] = reply, message
         if reply.code:
             self.refused[node] = f"{reply.code}: {reply.reason}"
         return reply
 
-    @property
-    def weights(self) -> dict[int, int]:
-        """Weights of the nodes' messages, where clients do not count alike."""
-        return {node: one.weight for node, one in self.replies.items()} if self.weight else {}
+    def _read(self, message: Message, kind: type[_Answer]) -> _Answer:
+        if message.has_content():
+            self.bytes_up += content_bytes(message.content)
+        return kind.find(message)
 
-    def report(self, present: frozenset[int], claim: Claim, void: str) -> RoundReport:
-        """Report what became of the round."""
-        heard = set(self.replies) | set(self.refused)
+    def weight_of(self, node: int) -> int:
+        """Weight by which a node's message counts; 1 if all count alike."""
+        return self.replies[node].weight if self.weight else 1
+
+    def report(self, claim: Claim | None) -> RoundReport:
+        """Report the round with the claim that is paid for; None if no message was requested."""
+        silent = [n for n in self.nodes if n not in self.replies and n not in self.refused]
         return RoundReport(
-            round_index=self.about.round_index,
+            self.round_index,
             selected=(*self.nodes, *self.left),
-            present=tuple(sorted(present)),
+            present=tuple(sorted(self.present)),
             refused={**self.left, **self.refused},
-            silent=tuple(node for node in self.nodes if node not in heard),
-            bytes_down=self.bytes_down + self.exchange.bytes_down,
-            bytes_up=self.bytes_up + self.exchange.bytes_up,
-            message_bytes=sum(len(one.message) for one in self.replies.values()),
-            claim=claim,
-            void=void,
-        )
+            silent=() if claim is None else tuple(silent),
+            bytes_down=self.bytes_down, bytes_up=self.bytes_up,
+            message_bytes=sum(len(reply.message) for reply in self.replies.values()),
+            claim=claim, void=self.void,
+        )  # fmt: skip
+
+
+def plain_sum(current: Round, replies: Mapping[int, Reply]) -> None:
+    """Add messages that the server sees, with the plan's metrics: untrusted bytes by their nodes.
+
+    Sets the round's `total`, `metrics` and `present`, and adds to its `refused`. Where clients do
+    not count alike, a message is of the node's vector times its weight.
+
+    The sum is exact, the same for every order. Without a key the server does not know the round's
+    hashes. It then takes the fingerprint that most messages have, and refuses the others; if two
+    are as frequent, it refuses all.
+
+    Guarantees (`tests/flower/test_hostile.py`): bytes that are not a message of the round by the
+    node they came from change nothing but a count. Messages that are longer than honest clients
+    make them (`Method.check_honest`), or far longer than the others, are refused as well; or, where
+    the round `substitutes`, count as zeros, and nobody can tell them from others.
+    """
+    method, second = current.method, current.plan.metric_method
+    fingerprint = current.fingerprint or _voted_fingerprint(replies)
+    place: dict[str, Any] = {"round_index": current.round_index, "fingerprint": fingerprint}
+    norms, parts = dict[int, float](), dict[int, list[bytes]]()
+    for node, reply in replies.items():
+        weight = current.weight_of(node)
+        try:
+            message = _read(reply.message, node, method, place)
+            if current.usual is not None:
+                norms[node] = method.norm_of(message.cells) / weight
+            pair = [_honest(message, reply.message, method, current, current.limit * weight)]
+            if second is not None:
+                message = _read(reply.metrics, node, second, place)
+                pair.append(_honest(message, reply.metrics, second, current))
+            parts[node] = pair
+        except WireError as error:
+            current.refused[node] = str(error)
+    bound = math.inf if current.usual is None else current.usual.bound(norms.values())
+    inboxes = [
+        Inbox(kind.message_format, **place, total_format=kind.total_format)
+        for kind in (method, second) if kind is not None
+    ]  # fmt: skip
+    for node, pair in parts.items():
+        if norms.get(node, 0.0) > bound:
+            current.refused[node] = (
+                f"message has a norm of {norms[node]:.4g}, far beyond the others': at most "
+                f"{bound:.4g} is taken, a multiple of the median (set by SketchStrategy(limit=...))"
+            )
+            continue
+        # Both or neither, as the claim is about both: all parts are checked by now.
+        for inbox, data in zip(inboxes, pair, strict=True):
+            inbox.add(data)
+    if not inboxes[0].count:
+        return
+    try:
+        current.total, current.metrics, *_ = (*(inbox.total() for inbox in inboxes), None)
+    except WireError as error:  # a sum that does not fit: somebody sent what no honest client does
+        current.refused.update(dict.fromkeys(replies, str(error)))
+    else:
+        current.present = frozenset(inboxes[0].heard)
+
+
+def _read(data: bytes, node: int, method: Method, place: Mapping[str, Any]) -> WireMessage:
+    message = WireMessage.from_bytes(data, method.message_format, **place, count=1)
+    if message.sender != node:
+        raise WireError("message has another sender than the node it came from")
+    return message
+
+
+def _honest(
+    message: WireMessage, data: bytes, method: Method, current: Round, limit: float = math.inf
+) -> bytes:
+    """Return the bytes of a message that an honest client could have sent, or zeros for them."""
+    try:
+        method.check_honest(message.cells, limit=limit)
+    except WireError as error:
+        if not current.substitutes:
+            raise
+        _LOG.debug("node %d counts as zeros: %s", message.sender, error)
+        return replace(message, cells=noised_zeros(method, current.claim)).to_bytes()
+    return data
+
+
+def noised_zeros(method: Method, claim: Claim) -> Tensor:
+    """Message of a vector of zeros, with the noise that a client adds to its own."""
+    encoded = release(torch.zeros(1, method.dim), method, ANY_SEED, claim, charge=None).encoded
+    assert encoded is not None  # noqa: S101 (for the type checker: zeros are finite)
+    return encoded.messages[0]
+
+
+def _voted_fingerprint(replies: Mapping[int, Reply]) -> bytes:
+    """Fingerprint of most messages, for a server that cannot know that of the round."""
+    fingerprints = []
+    for node, reply in replies.items():
+        with suppress(WireError):  # refused when it is read
+            header = Header.parse(reply.message)
+            fingerprints += [header.fingerprint] if header.sender == node else []
+    return most_common(fingerprints)
+
+
+def most_common(fingerprints: Iterable[bytes]) -> bytes:
+    """Find the most frequent fingerprint; zeros, which nobody has, if two are as frequent."""
+    (first, count), (_, runner_up), *_ = [*Counter(fingerprints).most_common(2), (b"", 0), (b"", 0)]
+    return first if count > runner_up else bytes(8)
 
 
 def check_strategy(strategy: Strategy) -> None:
@@ -362,9 +340,8 @@ def check_strategy(strategy: Strategy) -> None:
     Those of Flower for which it is not, and whatever derives from them or has one in its
     `strategy`, are refused; of others it cannot be told.
     """
+    check_type("strategy", strategy, Strategy)
     name = type(strategy).__name__
-    if not isinstance(strategy, Strategy):
-        raise ArgumentError(f"strategy must be a Strategy of flwr.serverapp, got {name}")
     bases = {base.__name__ for base in type(strategy).__mro__ if base.__module__.startswith("flwr")}
     for why, names in _UNFIT.items():
         if bases.intersection(names):
@@ -374,30 +351,24 @@ def check_strategy(strategy: Strategy) -> None:
         check_strategy(within)
 
 
-def mean_metrics(
-    contents: Sequence[RecordDict], weights: Sequence[int], weight: str = ""
-) -> MetricRecord | None:
-    """Average each number that all replies have; None if there is none.
+def mean_metrics(current: Round) -> dict[str, float]:
+    """Average each number that all replies in the sum report, by their nodes' weights.
 
-    The one called `weight`, lists, and what is not finite are left out.
+    The metric that clients count by, lists, and values that are not finite are left out.
     """
-    found: list[dict[str, float]] = []
-    for content in contents:
-        values = [pair for record in content.metric_records.values() for pair in record.items()]
-        found.append(
-            {
-                name: float(value)
-                for name, value in values
-                if isinstance(value, int | float) and math.isfinite(value) and name != weight
-            }
-        )
-    common = set.intersection(*(set(one) for one in found)) if found else set()
-    if not common:
-        return None
-    whole = sum(weights)
-    return MetricRecord(
+    nodes = sorted(current.present)
+    reported = [
         {
-            name: sum(part * one[name] for part, one in zip(weights, found, strict=True)) / whole
-            for name in common
+            name: float(value)
+            for record in current.messages[node].content.metric_records.values()
+            for name, value in record.items()
+            if isinstance(value, int | float) and math.isfinite(value) and name != current.weight
         }
-    )
+        for node in nodes
+    ]
+    weights = [current.weight_of(node) for node in nodes]
+    pairs = list(zip(weights, reported, strict=True))
+    return {
+        name: sum(weight * values[name] for weight, values in pairs) / sum(weights)
+        for name in set.intersection(*map(set, reported))
+    }

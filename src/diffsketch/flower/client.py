@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from flwr.app import (
 from flwr.clientapp.typing import ClientAppCallable
 from torch import Tensor
 
-from diffsketch.errors import ArgumentError, MismatchError, check_positive
+from diffsketch.errors import ArgumentError, MismatchError, check, check_positive
 from diffsketch.flower import records
 from diffsketch.flower.accounts import open_account, refusing, sign_statement
 from diffsketch.flower.plan import CLOSED_DOOR, FlowerPlan, find_client_key, find_sketch_key
@@ -51,8 +51,7 @@ from diffsketch.wire import WireError
 
 _LOG = logging.getLogger("flwr.diffsketch")
 _PRECONDITION = 6  # Flower's ErrorCode.MOD_FAILED_PRECONDITION
-_VALUES, _MODEL, _OWN = "diffsketch.memory", "diffsketch.model", "diffsketch.own"
-_UNSENT = "diffsketch.unsent"
+_VALUES, _ARRAYS = "diffsketch.memory", ("model", "own", "unsent")
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,27 +79,22 @@ class ClientMemory:
             account.begin_series()  # a copy of another node's memory, which may go on with its own
         if values["series"] != series:
             return cls(series, account=account)
-        found = context.state.array_records
-        model, own, unsent = (found.get(name) for name in (_MODEL, _OWN, _UNSENT))
-        version = NO_MODEL if model is None else int(values["version"])
-        return cls(series, version, model, int(values["answered"]), account, own, unsent)
+        stored = context.state.array_records
+        arrays = {name: stored.get(f"diffsketch.{name}") for name in _ARRAYS}
+        version = NO_MODEL if arrays["model"] is None else int(values["version"])
+        answered = int(values["answered"])
+        return cls(series, version=version, answered=answered, account=account, **arrays)
 
     def write(self, context: Context) -> None:
         """Keep it for the next message."""
-        context.state[_VALUES] = ConfigRecord(
-            {
-                "series": self.series,
-                "node": context.node_id,
-                "version": self.version,
-                "answered": self.answered,
-                "account": "" if self.account is None else self.account.to_text(),
-            }
-        )
-        for name, arrays in ((_MODEL, self.model), (_OWN, self.own), (_UNSENT, self.unsent)):
-            if arrays is not None:
-                context.state[name] = arrays
-            elif name in context.state:  # of another series
-                del context.state[name]
+        values: Any = {n: getattr(self, n) for n in ("series", "version", "answered")}
+        account = "" if self.account is None else self.account.to_text()
+        values |= {"node": context.node_id, "account": account}
+        context.state[_VALUES] = ConfigRecord(values)
+        for name in _ARRAYS:
+            context.state.pop(f"diffsketch.{name}", None)  # perhaps of another series
+            if (arrays := getattr(self, name)) is not None:
+                context.state[f"diffsketch.{name}"] = arrays
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,9 +168,8 @@ class sketch_mod:  # noqa: N801 - written like Flower's own mods, which are func
     immediate: float | None = None
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.plan, FlowerPlan) or callable(self.plan)):
-            kind = type(self.plan).__name__
-            raise ArgumentError(f"plan must be a FlowerPlan or a function, got {kind}")
+        usable = isinstance(self.plan, FlowerPlan) or callable(self.plan)
+        check(usable, "plan", "be a FlowerPlan or a function", self.plan)
         check_positive("importance", self.importance)
         object.__setattr__(self, "keep_metrics", frozenset(self.keep_metrics))
         object.__setattr__(self, "keep_local", records.local_names(self.keep_local))
@@ -218,26 +211,21 @@ class _Outcome:
 
 
 class _Session:
-    """One message: the server's request, and the client's side of it."""
+    """A message of the server, and the client's side of it."""
 
     def __init__(self, message: Message, context: Context, options: sketch_mod) -> None:
         self._message, self._context, self._options = message, context, options
-        plan, config = options.plan, context.node_config
-        self.plan = plan if isinstance(plan, FlowerPlan) else plan(context)
+        self.plan = options.plan if isinstance(options.plan, FlowerPlan) else options.plan(context)
         options.check_plan(self.plan)
-        key, node = options.key, message.metadata.dst_node_id
-        if key is None:
-            key = find_sketch_key(config, run_id=context.run_id)
-        self._client = ClientContext(context, self.plan, key, node)
+        config = context.node_config
+        key = options.key or find_sketch_key(config, run_id=context.run_id)
+        self._client = ClientContext(context, self.plan, key, message.metadata.dst_node_id)
         self._aggregation = options.aggregation
         if self._aggregation is None and self.plan.secure_sum:
             self._aggregation = SecureClientAggregation()
-        self._instructions = message.content.config_records.get(SUM_RECORD)
         self._member = str(config.get("partition-id", context.node_id))
+        self._client_key = find_client_key(config)
         self._memory = ClientMemory(b"")
-        found = options.account_file or config.get("diffsketch-account")
-        self._path = Path(str(found)) if found else None
-        self._own_key = find_client_key(config)
 
     def answer(self, call_next: ClientAppCallable, train: bool) -> Message:
         """Reply to the message, whatever is wrong with it."""
@@ -258,9 +246,11 @@ class _Session:
         except (Refusal, WireError) as error:
             code = error.code if isinstance(error, Refusal) else "request"
             _LOG.warning("round refused (%s): %s", code, error)
-            nonce, version = record.get("nonce"), self._memory.version
-            nonce = nonce if isinstance(nonce, bytes) else b""
-            reply = Reply(nonce, self._member, version, code, str(error)[:1000])
+            nonce = record.get("nonce")
+            reply = Reply(
+                nonce if isinstance(nonce, bytes) else b"", self._member, self._memory.version,
+                code, str(error)[:1000],
+            )  # fmt: skip
             return Message(RecordDict({RECORD: reply.to_record()}), reply_to=self._message)
 
     def _begin(self, request: Request) -> None:
@@ -279,8 +269,8 @@ class _Session:
         client.check_plan(request.plan, dim, local)
         method = self.plan.build(dim)
         if request.clip or method.round_clip is not None:
-            # The server may say what it likes: noise is in proportion to the clip, and the claim
-            # is the same for each. The plan, which has to agree, says whether the clip moves.
+            # The server may say any clip: noise is in proportion to it, and the claim is the same
+            # for each. The plan, which has to agree, says whether the clip moves.
             try:
                 method = method.at_clip(request.clip)
             except ArgumentError as error:
@@ -303,22 +293,22 @@ class _Session:
 
     def _base_model(self) -> tuple[ArrayRecord, int]:
         """The dense model of the message, or the last one that this client had; its version."""
-        request = self._request
+        request, memory = self._request, self._memory
         if request.base != NO_MODEL:
-            found = self._message.content.array_records.get(request.arrays)
-            if found is None:
+            sent = self._message.content.array_records.get(request.arrays)
+            if sent is None:
                 raise WireError("the request says that it has a model, and there is none")
-            return found, request.base
-        if self._memory.model is None or self._memory.version < request.first - 1:
+            return sent, request.base
+        if memory.model is None or memory.version < request.first - 1:
             raise Refusal("model", "this client has no model to go on from")
-        return self._memory.model, self._memory.version
+        return memory.model, memory.version
 
     def _evaluated(self, call_next: ClientAppCallable) -> Message:
         """Let the app evaluate, and pass its reply on: no claim is about what it measures."""
         reply = call_next(self._for_app(), self._context)
         if reply.has_content():
-            own = Reply(self._request.nonce, self._member, self._memory.version)
-            reply.content[RECORD] = own.to_record()
+            version = self._memory.version
+            reply.content[RECORD] = Reply(self._request.nonce, self._member, version).to_record()
         return reply
 
     def _trained(self, call_next: ClientAppCallable) -> Message:
@@ -327,20 +317,22 @@ class _Session:
         Whatever is refused before the app is called follows from the request, the plan and the
         account. After it, where the claim is proven, nothing depends on what the app has done.
         """
-        request, aggregation = self._request, self._aggregation
+        request, aggregation, options = self._request, self._aggregation, self._options
         if request.round_index <= self._memory.answered:
             raise Refusal("answered", f"round {request.round_index} was already answered")
         claim = self.plan.claim_for(self._method, self.plan.min_replies, self._seed)
         if request.weight and not self.plan.is_bare:
             raise Refusal("weight", "a weight would tell how many examples this client has")
-        feedback = self._feedback(claim) if self._options.error_feedback else None
-        trusted = self._options.trusted_server or aggregation is not None
-        records.check_trust(claim, trusted_server=trusted)
+        feedback, mask = self._feedback(claim) if options.error_feedback else None, None
+        if records.needs_trust(claim) and not (options.trusted_server or aggregation):
+            raise Refusal("trust", records.NEEDS_TRUST)
         if aggregation is not None:
-            aggregation.check(self._instructions, request.round_index, client=self._client)
+            told = self._message.content.config_records.get(SUM_RECORD)
+            mask = aggregation.masking(told, request.round_index, client=self._client)
+        path = options.account_file or self._context.node_config.get("diffsketch-account")
         account = open_account(
             claim, request, member=self._member, remembered=self._memory.account,
-            key=self._own_key, path=self._path, budget=self._options.budget,
+            key=self._client_key, path=Path(str(path)) if path else None, budget=options.budget,
         )  # fmt: skip
         self._remember(account=account)  # what it has met: the server may not show it again
         with refusing():
@@ -349,50 +341,91 @@ class _Session:
         if isinstance(outcome, Message):
             return outcome
         with refusing():  # as another process may have charged the file meanwhile
-            data, metrics = self._released(outcome, claim, feedback, account)
-        statement = b"" if self._own_key is None else sign_statement(account, self._own_key)
+            cells = self._released(outcome, claim, feedback, account)
+        # Before anything is sent: whatever becomes of the reply, it is paid for.
+        self._remember(answered=request.round_index, account=account)
+        wire, metrics = self._wire(self._method, cells), b""
+        if self.plan.metric_method is not None:
+            metrics = self._noised_metrics(outcome, self.plan.metric_method, claim)
         reply = Reply(
-            request.nonce, self._member, self._memory.version, message=data, statement=statement,
-            weight=outcome.weight, metrics=metrics,
+            request.nonce, self._member, self._memory.version, weight=outcome.weight,
+            message=wire.to_bytes() if mask is None else mask(wire), metrics=metrics,
+            statement=sign_statement(account, self._client_key) if self._client_key else b"",
         )  # fmt: skip
-        # Anew: nothing of the app's own reply passes but the metrics that may.
+        # A reply of its own: nothing of the app's passes but the metrics that may.
         content = RecordDict({RECORD: reply.to_record(), **outcome.kept})
         return Message(content, reply_to=self._message)
 
     def _outcome(self, call_next: ClientAppCallable, proven: bool) -> _Outcome | Message:
         """Call the app; where something is proven, whatever it does counts as an outcome."""
+        bare, named = self.plan.is_bare, self._options.keep_metrics
         try:
             reply = call_next(self._for_app(), self._context)
             if reply.has_error() and not proven:
                 return reply
-            found = reply.content.metric_records
+            vector, reported = self._vector(reply), reply.content.metric_records
+            kept = {
+                name: MetricRecord({key: record[key] for key in record if bare or key in named})
+                for name, record in reported.items()
+            }
             return _Outcome(
-                self._vector(reply),
-                self._weight(reply),
-                {name: value for record in found.values() for name, value in record.items()},
-                self._kept_metrics(found),
+                vector,
+                self._weight([*reported.values()]),
+                {name: value for record in reported.values() for name, value in record.items()},
+                {name: record for name, record in kept.items() if record},
             )
-        except KeyboardInterrupt:  # of whoever runs the node
-            raise
-        except BaseException as error:
+        except BaseException as error:  # an interrupt too: whoever runs the node ends the SuperNode
             if not proven:
                 raise
             _LOG.exception("the app has failed (%s): its vector counts as zeros", error)
             return _Outcome(torch.zeros(self._method.dim))
 
-    def _kept_metrics(self, found: Mapping[str, MetricRecord]) -> dict[str, MetricRecord]:
-        """Metrics that are sent as they are."""
-        bare, named = self.plan.is_bare, self._options.keep_metrics
-        kept = {
-            name: MetricRecord({key: record[key] for key in record if bare or key in named})
-            for name, record in found.items()
-        }
-        return {name: record for name, record in kept.items() if record}
+    def _for_app(self) -> Message:
+        """The message as the app expects it, with the client's own arrays in the model."""
+        content, memory = self._message.content, self._memory
+        parts = {name: part for name, part in content.items() if name not in (RECORD, SUM_RECORD)}
+        parts[self._request.arrays] = ArrayRecord({**(memory.model or {}), **(memory.own or {})})
+        # With metadata of its own: what the app does to them must not be in the reply.
+        return Message(content=RecordDict(parts), metadata=copy.copy(self._message.metadata))
+
+    def _vector(self, reply: Message) -> Tensor:
+        """New less old. Arrays that the client keeps to itself are remembered."""
+        sent, local = list(reply.content.array_records.values()), self._options.keep_local
+        model = self._memory.model
+        if len(sent) != 1 or model is None:
+            raise Refusal("app", f"the app must reply with one ArrayRecord, got {len(sent)}")
+        try:
+            records.check_layout(sent[0], model)
+        except MismatchError as error:
+            raise Refusal("app", str(error)) from error
+        ordered = ArrayRecord({name: sent[0][name] for name in model})
+        kept = {name: array for name, array in ordered.items() if records.is_local(name, local)}
+        if kept:
+            self._memory = replace(self._memory, own=ArrayRecord(kept))
+        new, old = records.flat(ordered, local), records.flat(model, local)
+        if new.shape != old.shape:
+            raise Refusal("app", f"the app must reply with {len(old)} floating-point values")
+        change = new - old
+        return change if self._options.importance == 1 else change * self._options.importance
+
+    def _weight(self, reported: Sequence[MetricRecord]) -> int:
+        """Number of examples that the app reports; 0 if clients count alike."""
+        name = self._request.weight
+        if not name:
+            return 0
+        values = [record[name] for record in reported if name in record]
+        value = values[0] if len(values) == 1 else None
+        if isinstance(value, list) or value is None or not 1 <= value <= MOST_WEIGHT or value % 1:
+            raise Refusal(
+                "app", f"the metric {name!r} must be a whole number in 1..2**40, by which this "
+                f"client counts, got {value}. SketchStrategy(weighted=False) does without",
+            )  # fmt: skip
+        return int(value)
 
     def _released(
         self, outcome: _Outcome, claim: Claim, feedback: ErrorFeedback | None, account: Account
-    ) -> tuple[bytes, bytes]:
-        """Charge, and make the messages: of the vector, and of the plan's metrics."""
+    ) -> Tensor:
+        """Charge, and encode the vector with its noise."""
         method, seed, vector = self._method, self._seed, outcome.vector * (outcome.weight or 1)
         mixed = vector if feedback is None else feedback.mixed(vector)
         charge = partial(account.charge, claim)
@@ -407,96 +440,43 @@ class _Session:
             table = feedback.keep(vector, mixed, table, seed)
             number = torch.tensor(self._request.round_index)
             self._keep_unsent(memory=feedback.memory, table=table, round=number)
-        # Before anything is sent: whatever becomes of the reply, it is paid for.
-        self._remember(answered=self._request.round_index, account=account)
-        wire = self._wire(method, cells)
-        if self._aggregation is not None:
-            masked = self._aggregation.protect(wire, self._instructions, client=self._client)
-            return masked, b""
-        if (second := self.plan.metric_method) is None:
-            return wire.to_bytes(), b""
+        return cells
+
+    def _noised_metrics(self, outcome: _Outcome, method: Method, claim: Claim) -> bytes:
+        """Message of the plan's metrics, which the round's charge has paid for."""
         values = self.plan.scaled_metrics(outcome.metrics)[None]
-        encoded = release(values, second, seed, claim, charge=None).encoded
+        encoded = release(values, method, self._seed, claim, charge=None).encoded
         assert encoded is not None  # noqa: S101 (for the type checker: values are finite)
-        return wire.to_bytes(), self._wire(second, encoded.messages[0]).to_bytes()
+        return self._wire(method, encoded.messages[0]).to_bytes()
 
     def _wire(self, method: Method, cells: Tensor) -> WireMessage:
         return WireMessage(
-            method.message_format,
-            cells,
-            round_index=self._request.round_index,
-            fingerprint=self._seed.fingerprint,
-            sender=self._client.node,
-        )
+            method.message_format, cells, round_index=self._request.round_index,
+            fingerprint=self._seed.fingerprint, sender=self._client.node,
+        )  # fmt: skip
 
     def _remember(self, **changes: Any) -> None:
         """Change the memory, and write it."""
         self._memory = replace(self._memory, **changes)
         self._memory.write(self._context)
 
-    def _for_app(self) -> Message:
-        """The message as the app expects it, with the client's own arrays in the model."""
-        content, memory = self._message.content, self._memory
-        parts = {name: one for name, one in content.items() if name not in (RECORD, SUM_RECORD)}
-        if memory.model is not None:
-            own: Mapping[str, Array] = memory.own or {}
-            parts[self._request.arrays] = ArrayRecord(
-                {name: own.get(name, one) for name, one in memory.model.items()}
-            )
-        # With metadata of its own: what the app does to them must not be in the reply.
-        return Message(content=RecordDict(parts), metadata=copy.copy(self._message.metadata))
-
-    def _vector(self, reply: Message) -> Tensor:
-        """New less old. Arrays that the client keeps to itself are remembered."""
-        found, local = list(reply.content.array_records.values()), self._options.keep_local
-        model = self._memory.model
-        if len(found) != 1 or model is None:
-            raise Refusal("app", f"the app must reply with one ArrayRecord, got {len(found)}")
-        try:
-            records.check_layout(found[0], model)
-        except MismatchError as error:
-            raise Refusal("app", str(error)) from error
-        ordered = ArrayRecord({name: found[0][name] for name in model})
-        own = {name: one for name, one in ordered.items() if records.is_local(name, local)}
-        if own:
-            self._memory = replace(self._memory, own=ArrayRecord(own))
-        new, old = records.flat(ordered, local), records.flat(model, local)
-        if new.shape != old.shape:
-            raise Refusal("app", f"the app must reply with {len(old)} floating-point values")
-        change = new - old
-        return change if self._options.importance == 1 else change * self._options.importance
-
-    def _weight(self, reply: Message) -> int:
-        """Number of examples that the app reports; 0 if clients count alike."""
-        name = self._request.weight
-        if not name:
-            return 0
-        found = [one[name] for one in reply.content.metric_records.values() if name in one]
-        value = found[0] if len(found) == 1 else None
-        if isinstance(value, list) or value is None or not 1 <= value <= MOST_WEIGHT or value % 1:
-            raise Refusal(
-                "app", f"the metric {name!r} must be a whole number in 1..2**40, by which this "
-                f"client counts, got {value}. SketchStrategy(weighted=False) does without",
-            )  # fmt: skip
-        return int(value)
-
     def _feedback(self, claim: Claim) -> ErrorFeedback:
-        """The memory of what was not sent yet, with the last round's if that does not count."""
+        """Restore the memory of what was not sent, with the last round's if that does not count."""
         try:
             feedback = ErrorFeedback(self._method, claim, immediate=self._options.immediate)
         except ArgumentError as error:
             raise Refusal("feedback", str(error)) from error
-        if self._memory.unsent is not None:
-            unsent = self._memory.unsent
-            found = {name: torch.from_numpy(one.numpy().copy()) for name, one in unsent.items()}
-            feedback.memory = found["memory"]
-            last = int(found["round"]) if "round" in found else self._request.counted
+        # A server may send a model of another length, for which nothing can be left over.
+        kept = self._memory.unsent
+        if kept is not None and tuple(kept["memory"].shape) == (self._method.dim,):
+            unsent = {n: torch.from_numpy(a.numpy().copy()) for n, a in kept.items()}
+            feedback.memory = unsent["memory"]
+            last = int(unsent.get("round", self._request.counted))
             if last != self._request.counted:
-                feedback.restore(found["table"], self._client.require_key().seed(last))
+                feedback.restore(unsent["table"], self._client.require_key().seed(last))
             self._keep_unsent(memory=feedback.memory)
         return feedback
 
     def _keep_unsent(self, **parts: Tensor | None) -> None:
-        found = {name: Array(one.numpy()) for name, one in parts.items() if one is not None}
-        arrays = ArrayRecord(found)
-        self._memory = replace(self._memory, unsent=arrays)
+        arrays = {name: Array(part.numpy()) for name, part in parts.items() if part is not None}
+        self._memory = replace(self._memory, unsent=ArrayRecord(arrays))

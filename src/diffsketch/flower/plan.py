@@ -109,35 +109,26 @@ class FlowerPlan:
         check_whole("corrupt", self.corrupt, least=0)
         if self.secure_sum:
             least, most = max(self._least(self.cohort), 2), self.cohort
-            if self.corrupt and least > most:
-                raise ArgumentError(
-                    f"corrupt must be below cohort={most}, got corrupt={self.corrupt}: no "
-                    "threshold withstands so many"
-                )
+            withstood = not self.corrupt or least <= most  # by some threshold
+            check(withstood, "corrupt", f"be below cohort={most}", self.corrupt)
             among = f" of which {self.corrupt} may be corrupt" if self.corrupt else ""
             needed = f"be in {least}..{max(most, 2)} for a secure sum of a cohort of {most}{among}"
             check(least <= self.min_replies <= most, "min_replies", needed, self.min_replies)
-        elif self.corrupt:
-            raise ArgumentError(
-                f"corrupt must be 0 without secure_sum, got corrupt={self.corrupt}: a server that "
-                "sees every message needs no member's help"
-            )
-        known = settings_of(self.method)
-        unknown = [name for name in self.settings if name not in known]
-        check(not unknown, "settings", f"be of {', '.join(known) or 'nothing'}", unknown)
+        else:  # a server that sees every message needs no member's help
+            check(not self.corrupt, "corrupt", "be 0 without secure_sum", self.corrupt)
+        names = settings_of(self.method)
+        unknown = [name for name in self.settings if name not in names]
+        check(not unknown, "settings", f"be of {', '.join(names) or 'nothing'}", unknown)
         self._check_doors()
         self._check_metrics()
 
     def _check_doors(self) -> None:
         doors = self.open_doors
-        good = not isinstance(doors, str) and all(door in DOORS for door in doors)
-        check(good, "open_doors", f"be a tuple of {', '.join(DOORS)}", doors)
+        named = not isinstance(doors, str) and all(door in DOORS for door in doors)
+        check(named, "open_doors", f"be a tuple of {', '.join(DOORS)}", doors)
         object.__setattr__(self, "open_doors", tuple(sorted(set(doors))))
-        if doors and self.is_bare:
-            raise ArgumentError(
-                f"open_doors must be empty for method={self.method!r}, which promises no privacy "
-                f"and has none closed, got {doors}"
-            )
+        useless = f"be empty for method={self.method!r}, which promises no privacy: none is closed"
+        check(not (doors and self.is_bare), "open_doors", useless, doors)
 
     def _check_metrics(self) -> None:
         metrics = {name: (float(low), float(high)) for name, (low, high) in self.metrics.items()}
@@ -145,13 +136,11 @@ class FlowerPlan:
         for name, (low, high) in metrics.items():
             wanted = f"be two finite numbers for {name!r}, the lower one first"
             check(-math.inf < low < high < math.inf, "metrics", wanted, (low, high))
-        if bool(metrics) != (self.metric_noise is not None):
-            raise ArgumentError(
-                f"metric_noise must be given with metrics, and only then, got {self.metric_noise}"
-            )
-        if not metrics:
-            return
-        if self.secure_sum or not issubclass(METHODS[self.method], ClientNoise):
+        together = bool(metrics) == (self.metric_noise is not None)
+        given = "be given with metrics, and only then"
+        check(together, "metric_noise", given, self.metric_noise)
+        noised = issubclass(METHODS[self.method], ClientNoise) and not self.secure_sum
+        if metrics and not noised:
             raise ArgumentError(
                 "metrics must be empty but for methods with Gaussian or Skellam noise and no "
                 f"secure_sum, got method={self.method!r} and secure_sum={self.secure_sum}: measure "
@@ -165,9 +154,8 @@ class FlowerPlan:
         kind, count = METHODS[self.method], len(self.metrics)
         if not count or not issubclass(kind, ClientNoise):
             return None
-        alike = {name: self.settings[name] for name in ("trust", "relation") if name in
-                 self.settings}  # fmt: skip
-        settings = {**alike, "clip": math.sqrt(count), "noise_multiplier": self.metric_noise}
+        settings = {"clip": math.sqrt(count), "noise_multiplier": self.metric_noise}
+        settings |= {n: self.settings[n] for n in ("trust", "relation") if n in self.settings}
         name = "skellam" if kind.law is SkellamMechanism else "gaussian"
         return build_method(name, dim=count, cohort=self.cohort, settings=settings)
 
@@ -176,7 +164,8 @@ class FlowerPlan:
         scaled = []
         for name, (low, high) in self.metrics.items():
             value = reported.get(name)
-            if not isinstance(value, int | float) or not math.isfinite(value):
+            # Compared before anything is computed: whole numbers may be too large for a float.
+            if not isinstance(value, int | float) or value != value:
                 value = (low + high) / 2
             scaled.append(2 * (min(max(value, low), high) - low) / (high - low) - 1)
         return torch.tensor(scaled)
@@ -281,7 +270,7 @@ class FlowerPlan:
 
 
 def predicted_error(method: Method, claim: Claim, count: int) -> float | None:
-    """Predict the relative error of a round's mean of so many vectors, as long as the clip.
+    """Predict the relative error of a round's mean of `count` vectors, as long as the clip.
 
     None where nothing is proven, or the method has no clip or no forecast.
 
@@ -290,10 +279,10 @@ def predicted_error(method: Method, claim: Claim, count: int) -> float | None:
     >>> f"{predicted_error(method, method.claim_for(3, HashSeed(bytes(32))), 3):.0f}"
     '5358'
     """
-    clip, combined = getattr(method, "clip", None), getattr(method, "combine", "mean")
-    if not (isinstance(method, Plannable) and isinstance(claim, ProvenClaim)):
+    clip, combine = getattr(method, "clip", None), getattr(method, "combine", "mean")
+    if clip is None or combine != "mean" or not isinstance(claim, ProvenClaim):
         return None
-    if clip is None or combined != "mean":
+    if not isinstance(method, Plannable):
         return None
     # A clip is of each coordinate, or of a table whose rows are each as long as the vector.
     entries = method.dim if claim.scope.unit is Unit.COORDINATE else 1 / getattr(method, "rows", 1)
@@ -310,15 +299,13 @@ def find_sketch_key(
     (`DIFFSKETCH_KEY`), as 64 hexadecimal digits: `diffsketch key` makes one. Else, for a client
     that says its run, it is the one that a simulation on this machine has made (`simulation_key`).
     """
-    secret = _find("DIFFSKETCH_KEY", "diffsketch-key-file", node_config)
+    secret = _find("DIFFSKETCH_KEY", node_config)
     if secret is None and run_id is not None:
         path = _simulation_file(run_id)
-        try:
-            own = not hasattr(os, "getuid") or path.stat().st_uid == os.getuid()
-        except OSError:  # there is none
-            own = False
-        secret = _decoded(_read(path), str(path)) if own else None
-    return None if secret is None else SketchKey(secret)
+        # Somebody else's file at this public place would be a key that somebody else knows.
+        if path.exists() and (not hasattr(os, "getuid") or path.stat().st_uid == os.getuid()):
+            secret = _decoded(_read(path), str(path))
+    return SketchKey(secret) if secret else None
 
 
 @contextmanager
@@ -342,13 +329,13 @@ def _simulation_file(run_id: int) -> Path:
 
 def find_client_key(node_config: Mapping[str, object] | None = None) -> bytes | None:
     """Find the client's own key: `diffsketch-client-key-file` or `DIFFSKETCH_CLIENT_KEY`."""
-    return _find("DIFFSKETCH_CLIENT_KEY", "diffsketch-client-key-file", node_config)
+    return _find("DIFFSKETCH_CLIENT_KEY", node_config)
 
 
 def find_identity(node_config: Mapping[str, object] | None = None) -> SigningIdentity | None:
     """Find the client's identity: `diffsketch-identity-file` or `DIFFSKETCH_IDENTITY`."""
-    secret = _find("DIFFSKETCH_IDENTITY", "diffsketch-identity-file", node_config)
-    return None if secret is None else SigningIdentity(secret)
+    secret = _find("DIFFSKETCH_IDENTITY", node_config)
+    return SigningIdentity(secret) if secret else None
 
 
 def find_identities(node_config: Mapping[str, object] | None = None) -> list[bytes] | None:
@@ -356,22 +343,26 @@ def find_identities(node_config: Mapping[str, object] | None = None) -> list[byt
 
     `diffsketch-identities-file` of the node's configuration, or `DIFFSKETCH_IDENTITIES_FILE`.
     """
-    path = (node_config or {}).get("diffsketch-identities-file")
-    path = path or os.environ.get("DIFFSKETCH_IDENTITIES_FILE")
-    return [_decoded(line, str(path)) for line in _read(path).split()] if path else None
+    path = _find_file("DIFFSKETCH_IDENTITIES", node_config)
+    return [_decoded(line, path) for line in _read(path).split()] if path else None
 
 
-def _find(name: str, entry: str, node_config: Mapping[str, object] | None) -> bytes | None:
-    path = (node_config or {}).get(entry) or os.environ.get(f"{name}_FILE")
-    if path:
-        return _decoded(_read(path), str(path))
-    text = os.environ.get(name, "").strip()
-    return _decoded(text, name) if text else None
+def _find(name: str, node_config: Mapping[str, object] | None) -> bytes | None:
+    """Decode a key in a file, or else in the environment; None if there is neither."""
+    path = _find_file(name, node_config)
+    text = _read(path) if path else os.environ.get(name, "").strip()
+    return _decoded(text, path or name) if path or text else None
 
 
-def _read(path: object) -> str:
+def _find_file(name: str, node_config: Mapping[str, object] | None) -> str:
+    """Path that the node's configuration names, or else the environment; empty if neither does."""
+    entry = name.lower().replace("_", "-") + "-file"
+    return str((node_config or {}).get(entry) or os.environ.get(f"{name}_FILE", ""))
+
+
+def _read(path: str | Path) -> str:
     try:
-        return Path(str(path)).read_text(encoding="ascii").strip()
+        return Path(path).read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"the key file {path} must be readable text: {error}") from error
 

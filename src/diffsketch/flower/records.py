@@ -1,4 +1,4 @@
-"""The model, as one vector and with its history, and the records that both sides exchange."""
+"""The model as one vector, its history at the server, and the records that both sides exchange."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message
 from torch import Tensor
 
-from diffsketch.errors import ArgumentError, DiffSketchError, MismatchError
+from diffsketch.errors import ArgumentError, DiffSketchError, MismatchError, check
 from diffsketch.methods import Method
 from diffsketch.privacy.claim import Claim, NoClaim, Trust
 from diffsketch.sketch import SketchKey
@@ -23,22 +23,22 @@ from diffsketch.wire import WireError
 
 
 class Refusal(DiffSketchError):  # noqa: N818 - it says what happened
-    """A client does not take part in a round, and sends nothing; `code` is why, in a word."""
+    """A client takes no part in a round and sends nothing; `code` says why, in a word."""
 
     def __init__(self, code: str, reason: str) -> None:
         super().__init__(reason)
         self.code = code
 
 
-def check_trust(claim: Claim, *, trusted_server: bool) -> None:
-    """Raise a `Refusal` if a claim under distributed trust meets a server that sees messages."""
-    distributed = claim.scope.trust is Trust.DISTRIBUTED and not isinstance(claim, NoClaim)
-    if distributed and not trusted_server:
-        raise Refusal(
-            "trust",
-            "the method's claim is under distributed trust: it needs a secure sum, and this server "
-            "sees every message. trusted_server=True says that it will not look",
-        )
+NEEDS_TRUST = (
+    "the method's claim is under distributed trust: it needs a secure sum, and this server sees "
+    "every message. trusted_server=True says that it will not look"
+)
+
+
+def needs_trust(claim: Claim) -> bool:
+    """Whether a claim holds only if the server sees no single message, or does not look."""
+    return claim.scope.trust is Trust.DISTRIBUTED and not isinstance(claim, NoClaim)
 
 
 def member_digest(member: str) -> bytes:
@@ -53,8 +53,8 @@ _STATISTICS = frozenset(
 
 def local_names(keep_local: Collection[str]) -> frozenset[str]:
     """Check the names of arrays that clients keep to themselves."""
-    if isinstance(keep_local, str) or not all(isinstance(one, str) for one in keep_local):
-        raise ArgumentError(f"keep_local must be a collection of names, got {keep_local!r}")
+    names = not isinstance(keep_local, str) and all(isinstance(name, str) for name in keep_local)
+    check(names, "keep_local", "be a collection of names", keep_local)
     return frozenset(keep_local)
 
 
@@ -69,81 +69,83 @@ def is_local(name: str, keep_local: Collection[str]) -> bool:
 
 def length_of(arrays: ArrayRecord, keep_local: Collection[str] = ()) -> int:
     """Length of the vector that the arrays make, which must not have running statistics."""
-    shared = {name: one for name, one in arrays.items() if _is_shared(name, one, keep_local)}
-    odd = [name for name in shared if is_local(name, _STATISTICS)]
-    if odd:
+    shared = _shared(arrays, keep_local)
+    statistics = [name for name in shared if is_local(name, _STATISTICS)]
+    if statistics:
         raise ArgumentError(
-            f"arrays must not have running statistics, got {', '.join(odd[:4])}: noise would make "
-            "them useless. Give keep_local=('running_mean', 'running_var') to sketch_mod and to "
-            "SketchStrategy, so that clients keep their own; or use a layer without (GroupNorm)"
+            f"arrays must not have running statistics, got {', '.join(statistics[:4])}: noise "
+            "would make them useless. Give keep_local=('running_mean', 'running_var') to "
+            "sketch_mod and to SketchStrategy, so that clients keep their own; or use a layer "
+            "without (GroupNorm)"
         )
-    length = sum(math.prod(one.shape) for one in shared.values())
+    length = sum(math.prod(array.shape) for array in shared.values())
     if length < 1:
         raise ArgumentError("arrays must have floating-point values, got none")
     return length
 
 
 def flat(arrays: ArrayRecord, keep_local: Collection[str] = ()) -> Tensor:
-    """Concatenate the arrays that are shared to one float32 vector.
+    """Concatenate the shared arrays to one float32 vector.
 
     >>> record = ArrayRecord({"a": Array(np.float32([[1, 2]])), "steps": Array(np.array([7]))})
     >>> flat(record)
     tensor([1., 2.])
     """
-    shared = (one for name, one in arrays.items() if _is_shared(name, one, keep_local))
-    parts = [one.numpy().reshape(-1) for one in shared]
+    parts = [array.numpy().reshape(-1) for array in _shared(arrays, keep_local).values()]
     return torch.from_numpy(np.concatenate(parts).astype(np.float32, copy=False))
 
 
 def moved(arrays: ArrayRecord, step: Tensor, keep_local: Collection[str] = ()) -> ArrayRecord:
-    """Add a step to the vector: new arrays. Server and clients compute the same bits."""
-    found, start, values = dict[str, Array](), 0, step.numpy()
-    for name, one in arrays.items():
-        old = one.numpy()
-        if _is_shared(name, one, keep_local):
-            part = values[start : start + old.size].reshape(old.shape)
-            start += old.size
-            with np.errstate(over="ignore"):  # whoever calls looks for what is not finite
-                old = (old.astype(np.float32) + part).astype(old.dtype)
-        found[name] = Array(old)
-    return ArrayRecord(found)
+    """Return the arrays after a step of their vector. Server and clients compute the same bits."""
+    new, start, values = dict(arrays), 0, step.numpy()
+    for name, array in _shared(arrays, keep_local).items():
+        old = array.numpy()
+        part = values[start : start + old.size].reshape(old.shape)
+        start += old.size
+        with np.errstate(over="ignore"):  # callers look for values that are not finite
+            new[name] = Array((old.astype(np.float32) + part).astype(old.dtype))
+    return ArrayRecord(new)
 
 
 def cast_like(arrays: ArrayRecord, like: ArrayRecord) -> ArrayRecord:
     """Cast arrays to the types and the order of others.
 
-    Flower's means turn whole numbers into floats, and a vector must not become longer by that.
+    Flower's means turn whole numbers into floats, which would make the vector longer.
     """
     check_layout(arrays, like)
     return ArrayRecord(
-        {name: Array(arrays[name].numpy().astype(one.dtype)) for name, one in like.items()}
+        {name: Array(arrays[name].numpy().astype(model.dtype)) for name, model in like.items()}
     )
 
 
 def check_layout(arrays: ArrayRecord, like: ArrayRecord) -> None:
     """Raise a `MismatchError` unless both have the same names and shapes."""
-    if set(arrays) != set(like):
-        odd = sorted(set(arrays) ^ set(like))
-        raise MismatchError(f"arrays must have the same names as the model, got {odd} in one only")
-    for name, one in like.items():
-        found, wanted = tuple(arrays[name].shape), tuple(one.shape)
-        if found != wanted:
-            raise MismatchError(f"array {name!r} must have the shape {wanted}, got {found}")
+    if unmatched := sorted(set(arrays) ^ set(like)):
+        raise MismatchError(
+            f"arrays must have the same names as the model, got {unmatched} in one only"
+        )
+    for name, model in like.items():
+        shape, wanted = tuple(arrays[name].shape), tuple(model.shape)
+        if shape != wanted:
+            raise MismatchError(f"array {name!r} must have the shape {wanted}, got {shape}")
 
 
 def digest_of(arrays: ArrayRecord) -> bytes:
     """Digest of names, types, shapes and values."""
     digest = hashlib.blake2b(digest_size=16, person=b"ds-flwr-model")
-    for name, one in arrays.items():
-        values = np.ascontiguousarray(one.numpy())
+    for name, array in arrays.items():
+        values = np.ascontiguousarray(array.numpy())
         digest.update(f"{name} {values.dtype} {values.shape}\n".encode())
         digest.update(values.tobytes())
     return digest.digest()
 
 
-def _is_shared(name: str, array: Array, keep_local: Collection[str]) -> bool:
-    floating = np.issubdtype(np.dtype(array.dtype), np.floating)
-    return floating and not is_local(name, keep_local)
+def _shared(arrays: ArrayRecord, keep_local: Collection[str]) -> dict[str, Array]:
+    """Arrays that messages are about: floating-point ones that clients do not keep."""
+    return {
+        name: array for name, array in arrays.items()
+        if np.issubdtype(np.dtype(array.dtype), np.floating) and not is_local(name, keep_local)
+    }  # fmt: skip
 
 
 def decode_total(
@@ -151,7 +153,7 @@ def decode_total(
 ) -> tuple[Tensor, Method]:
     """Decode the mean that a round has published; also return the method of the next round."""
     seed, form = key.seed(round_index), method.total_format
-    weight = total[form.full_bytes :]  # of all messages together, where clients do not count alike
+    weight = total[form.full_bytes :]  # of all messages together; empty if clients count alike
     message = WireMessage.from_bytes(
         total[: form.full_bytes], form, round_index=round_index, fingerprint=seed.fingerprint
     )
@@ -164,7 +166,7 @@ def decode_total(
 
 
 def weighted_total(total: bytes, weight: int) -> bytes:
-    """Add the weight of all messages to what a round publishes; 0 if clients count alike."""
+    """Append the weight of all messages to a published total; 0 if clients count alike."""
     return total + _WEIGHT.pack(weight) if weight else total
 
 
@@ -183,7 +185,7 @@ def replay_totals(
 
     Args:
         model: The model before them.
-        totals: Rounds and what they have published, as `SketchStrategy.totals` has them.
+        totals: Rounds and what each has published: `SketchStrategy.totals`.
         method: The method of the first of these rounds.
         key: The clients' common key.
         keep_local: As in the run: arrays with these names stay as they are in the model.
@@ -197,27 +199,17 @@ def replay_totals(
     """
     for place, (round_index, total) in enumerate(totals):
         if place < skip and method.round_clip is None:
-            continue
+            continue  # a clip that moves follows from all totals, those in the model as well
         mean, method = decode_total(total, round_index, method=method, key=key)
         if place >= skip:
             model = moved(model, mean, keep_local)
     return model, method
 
 
-@dataclass(frozen=True, eq=False)
-class Download:
-    """Part of the model that a node lacks."""
-
-    arrays: ArrayRecord | None  # the dense model, if it is sent
-    base: int  # its version; -1 if it is not sent
-    first: int  # version that the first of the totals makes
-    totals: list[tuple[int, bytes]]  # published, with their rounds, in order
-
-
 class ModelHistory:
-    """The dense model, and the totals since.
+    """The dense model that the server has, and totals published since, for nodes that lack them.
 
-    With a key (`keyed`) the server's dense model is the current one, without it is the first.
+    With a key (`keyed`) the dense model is the current one, without a key it stays the first.
 
     Guarantees (`tests/flower/test_server.py`): a node that applies a download has the server's
     model; the smaller of the two ways is taken.
@@ -228,7 +220,7 @@ class ModelHistory:
         self.arrays, self.base = arrays, 0
         self._first = 1  # version that the first kept total makes
         self._totals: list[tuple[int, bytes]] = []
-        self._dense_bytes = sum(len(one.data) for one in arrays.values())
+        self._dense_bytes = sum(len(array.data) for array in arrays.values())
         self.digest = digest_of(arrays)
 
     @property
@@ -241,28 +233,32 @@ class ModelHistory:
         self._totals.append((round_index, total))
         if arrays is not None:
             self._set(arrays)
-        while self._keyed and not self._is_smaller(self._totals):  # nobody would be sent them all
+        while self._keyed and not self._is_smaller(self._totals):  # the model would be sent instead
             del self._totals[0]
             self._first += 1
 
     def replace(self, arrays: ArrayRecord) -> None:
-        """Set another model, which nodes cannot compute, unless it is the same one."""
+        """Set a model that nodes cannot compute from totals; nothing changes if it is the same."""
         if digest_of(arrays) == self.digest:
             return
         if not self._keyed:
             raise ArgumentError("arrays must stay as they are where the server has no key")
+        # A version of its own, which no total makes: the next total makes the one after it.
         self._first, self._totals = self.version + 2, []
         self._set(cast_like(arrays, self.arrays))
 
-    def download(self, version: int) -> Download:
-        """Choose what a node needs that has this version; -1 for none."""
+    def download(self, version: int) -> tuple[ArrayRecord | None, int, list[tuple[int, bytes]]]:
+        """Choose what to send to a node that has this version (-1: none), the smaller of two ways.
+
+        Returns the dense model, or None if it is not sent; the version that the totals begin at;
+        and the totals, with their rounds.
+        """
         skip = version - (self._first - 1)
         if version != NO_MODEL and 0 <= skip <= len(self._totals):
             totals = self._totals[skip:]
             if not self._keyed or self._is_smaller(totals):
-                return Download(None, NO_MODEL, version + 1, totals)
-        since = self._totals[self.base - (self._first - 1) :]
-        return Download(self.arrays, self.base, self.base + 1, since)
+                return None, version, totals
+        return self.arrays, self.base, self._totals[self.base - (self._first - 1) :]
 
     def _is_smaller(self, totals: list[tuple[int, bytes]]) -> bool:
         return sum(len(total) for _, total in totals) < self._dense_bytes
@@ -283,8 +279,12 @@ _TYPES = {"int": int, "float": float, "str": str, "bytes": bytes}
 
 @dataclass(frozen=True)
 class _Record:
-    """Values by name, to a `ConfigRecord` and back; `limits` are the longest texts and bytes."""
+    """Named values that travel in a `ConfigRecord`, each of the type of its field.
 
+    `name` is that of the record in a message; `limits` are the longest texts and bytes.
+    """
+
+    name: ClassVar[str] = RECORD
     limits: ClassVar[dict[str, int]] = {}
 
     def to_record(self) -> ConfigRecord:
@@ -292,23 +292,32 @@ class _Record:
         return ConfigRecord({"protocol": PROTOCOL, **asdict(self)})
 
     @classmethod
+    def find(cls: type[_T], message: Message) -> _T:
+        """Read the record of a message; raise a `WireError` if there is none."""
+        if not message.has_content():
+            raise WireError(f"error: {str(message.error.reason)[:1000]}")
+        record = message.content.config_records.get(cls.name)
+        if record is None:
+            raise WireError(f"reply has no record {cls.name!r}: its client does not use sketch_mod")
+        return cls.of(record)
+
+    @classmethod
     def of(cls: type[_T], record: ConfigRecord) -> _T:
-        """Read what somebody sent; raise a `WireError` if it is not such a record."""
-        found = record.get("protocol")
-        if found != PROTOCOL:
+        """Read an untrusted record; raise a `WireError` if it is not one of this kind."""
+        version = record.get("protocol")
+        if version != PROTOCOL:
             raise WireError(
-                f"the other side speaks version {found!r} of the protocol, and only {PROTOCOL} is "
-                "understood: install the same version of diffsketch on both"
+                f"the other side speaks version {version!r} of the protocol, and only {PROTOCOL} "
+                "is understood: install the same version of diffsketch on both"
             )
         values: dict[str, Any] = {}
-        for one in fields(cls):
-            name, kind, value = one.name, str(one.type), record.get(one.name)
+        for name, kind in ((field.name, str(field.type)) for field in fields(cls)):
+            value = values[name] = record.get(name)
             plain = _TYPES[kind.removeprefix("list[").removesuffix("]")]
             parts = value if isinstance(value, list) else [value]
-            good = all(isinstance(part, plain) and not isinstance(part, bool) for part in parts)
-            if not good or isinstance(value, list) != kind.startswith("list["):
+            fits = all(isinstance(part, plain) and not isinstance(part, bool) for part in parts)
+            if not fits or isinstance(value, list) != kind.startswith("list["):
                 raise WireError(f"{name} must be {kind} in the record, got {type(value).__name__}")
-            values[name] = value
             if name in cls.limits and len(values[name]) > cls.limits[name]:
                 raise WireError(f"{name} is too long: {len(values[name])}")
         return cls(**values)
@@ -356,35 +365,24 @@ class Reply(_Record):
         "member": 200, "code": 40, "reason": 2000, "statement": 1 << 16,
     }  # fmt: skip
 
-    @classmethod
-    def find(cls, content: RecordDict, nonce: bytes) -> Reply:
-        """Read a node's reply to the request with this nonce."""
-        record = content.config_records.get(RECORD)
-        if record is None:
-            raise WireError("reply is not of a client with sketch_mod")
-        reply = cls.of(record)
-        if reply.nonce != nonce:
-            raise WireError("reply is to another request")
-        return reply
-
 
 @dataclass(frozen=True)
 class SumRequest(_Record):
     """Request of the server in a secure sum's own exchange."""
 
+    name: ClassVar[str] = SUM_RECORD
     round_index: int
     plan: str  # the server's, as `FlowerPlan.describe` has it
     dim: int  # of the vectors: a client may not have the model yet
     invitation: bytes = b""  # to the secure sum; empty but in its first exchange
-    request: bytes = (
-        b""  # of a stage; empty for the question who the client is, and which hashes it has
-    )
+    request: bytes = b""  # of a stage; empty to ask who the client is, and which hashes it has
 
 
 @dataclass(frozen=True)
 class SumReply(_Record):
     """Reply of a client in a secure sum's own exchange."""
 
+    name: ClassVar[str] = SUM_RECORD
     code: str = ""  # empty if it answers; else why not, in a word
     reason: str = ""  # the same in a sentence
     member: bytes = b""  # its number in the secure sum, in eight bytes
@@ -393,15 +391,16 @@ class SumReply(_Record):
     limits: ClassVar[dict[str, int]] = {"code": 40, "reason": 2000, "member": 8, "fingerprint": 8}
 
 
-def content_bytes(content: Any, known: dict[int, int] | None = None) -> int:
+def content_bytes(content: Any, sizes: dict[int, int] | None = None) -> int:
     """Size of a message's records as Flower serialises them, without what HTTP adds.
 
-    `known` has the sizes of arrays that several messages share, by `id`: filled and used.
+    `sizes` caches those of arrays that several messages share, by `id`.
     """
-    if known is not None and id(content) in known:
-        return known[id(content)]
+    sizes = {} if sizes is None else sizes
+    if id(content) in sizes:
+        return sizes[id(content)]
     children = (content.children or {}).values()
-    size = len(content.deflate()) + sum(content_bytes(child, known) for child in children)
-    if known is not None and isinstance(content, ArrayRecord):  # which the caller keeps alive
-        known[id(content)] = size
+    size = len(content.deflate()) + sum(content_bytes(child, sizes) for child in children)
+    if isinstance(content, ArrayRecord):  # which the caller keeps alive, and with it its id
+        sizes[id(content)] = size
     return size

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, DataError
-from diffsketch.flower.aggregation import AggregationResult, Exchange, RoundContext, most_common
+from diffsketch.flower.aggregation import Round, most_common
 from diffsketch.flower.plan import MAKE_A_KEY, FlowerPlan, find_identities, find_identity
 from diffsketch.flower.records import RECORD, SUM_RECORD, Refusal, SumReply, SumRequest
 from diffsketch.secure_sum import (
@@ -55,9 +55,9 @@ class ClientContext:
 
     def check_plan(self, wanted: str, dim: int, keep_local: Collection[str] = ()) -> None:
         """Raise a `Refusal` if the server's plan is another one than the client's."""
-        own = self.plan.describe(dim, keep_local)
-        if own != wanted:
-            raise Refusal("plan", f"the server's plan is another one: {wanted}, not {own}")
+        plan = self.plan.describe(dim, keep_local)
+        if plan != wanted:
+            raise Refusal("plan", f"the server's plan is another one: {wanted}, not {plan}")
 
 
 def member_number(public: bytes) -> int:
@@ -105,10 +105,10 @@ class SecureClientAggregation:
     ) -> None:
         if (identity is None) != (identities is None):
             raise ArgumentError("identity and identities must be given together, or neither")
-        self._guard = guard
-        self._signing: tuple[SigningIdentity, dict[int, bytes]] | None = None
+        self.guard = guard
+        self.signing: tuple[SigningIdentity, dict[int, bytes]] | None = None
         if identity is not None and identities is not None:
-            self._signing = identity, _known_members(identity, identities)
+            self.signing = identity, _numbered(identity, identities)
 
     def answer(self, message: Message, client: ClientContext) -> Message | None:
         """Reply to a message of the secure sum's own exchanges; None if it is none of them."""
@@ -119,7 +119,7 @@ class SecureClientAggregation:
             request = SumRequest.of(record)
             fingerprint = client.require_key().seed(request.round_index).fingerprint
             client.check_plan(request.plan, request.dim)
-            member = _SumMember(client, self._signing, self._guard)
+            member = _SumMember(client, self)
             data = member.answer(request) if request.request else b""
             number = member.number.to_bytes(8, "little")
             reply = SumReply(member=number, fingerprint=fingerprint, reply=data)
@@ -129,60 +129,47 @@ class SecureClientAggregation:
             reply = SumReply(code, str(error)[:1000])
         return Message(RecordDict({SUM_RECORD: reply.to_record()}), reply_to=message)
 
-    def check(
+    def masking(
         self, instructions: ConfigRecord | None, round_index: int, *, client: ClientContext
-    ) -> tuple[_SumMember, SecureSumClient, bytes]:
-        """Find this client's part in a secure sum of this round, and the request to mask."""
+    ) -> Callable[[WireMessage], bytes]:
+        """Check the request for a masked message; return what masks this round's message once."""
         if instructions is None:
             raise Refusal("secure-sum", "the plan has a secure sum, and the server asks without")
         request = SumRequest.of(instructions).request
-        member = _SumMember(client, self._signing, self._guard)
+        member = _SumMember(client, self)
         machine = member.restored(round_index)
         if stage_of(request, machine.params) is not Stage.MASKED:
             raise Refusal("secure-sum", "the request is not for a masked message")
-        return member, machine, request
 
-    def protect(
-        self, message: WireMessage, instructions: ConfigRecord | None, *, client: ClientContext
-    ) -> bytes:
-        """Mask the message. The state is written first."""
-        member, machine, request = self.check(instructions, message.round_index, client=client)
-        if message.format != machine.params.layout:
-            raise Refusal("secure-sum", "the model has another length than the secure sum")
-        return member.reply(machine, request, lambda: message.cells)
+        def mask(message: WireMessage) -> bytes:
+            if message.format != machine.params.layout:
+                raise Refusal("secure-sum", "the model has another length than the secure sum")
+            return member.reply(machine, request, lambda: message.cells)
+
+        return mask
 
 
 class _SumMember:
     """A client in a secure sum, for one message: its identity, and what it remembers of the sum."""
 
-    def __init__(
-        self,
-        client: ClientContext,
-        signing: tuple[SigningIdentity, dict[int, bytes]] | None,
-        guard: str | Path | None,
-    ) -> None:
-        self._client, config = client, client.context.node_config
-        self._guard = guard or config.get("diffsketch-guard")
+    def __init__(self, client: ClientContext, options: SecureClientAggregation) -> None:
+        self._client, config, signing = client, client.context.node_config, options.signing
+        self._guard = options.guard or config.get("diffsketch-guard")
         self._kept: dict[str, Any] = dict(client.context.state.config_records.get(_STATE) or {})
-        self._identity: SigningIdentity | None = None
-        self._known: dict[int, bytes] | None = None
-        self.number = client.node
+        self._identity, self._members, self.number = None, None, client.node
         if not client.plan.identities:
             if signing is not None:
-                raise Refusal(
-                    "identity", "this client signs, and its plan is one without identities"
-                )
+                raise Refusal("identity", "this client signs, and its plan is without identities")
             return
         if signing is None:
             identity, identities = find_identity(config), find_identities(config)
             if identity is None or identities is None:
                 raise Refusal(
-                    "identity",
-                    "the plan has identities, and this client has none, or does not know the "
-                    "others' (DIFFSKETCH_IDENTITY, DIFFSKETCH_IDENTITIES_FILE)",
-                )
-            signing = identity, _known_members(identity, identities)
-        self._identity, self._known = signing
+                    "identity", "the plan has identities, and this client has none, or does not "
+                    "know the others' (DIFFSKETCH_IDENTITY, DIFFSKETCH_IDENTITIES_FILE)",
+                )  # fmt: skip
+            signing = identity, _numbered(identity, identities)
+        self._identity, self._members = signing
         self.number = member_number(self._identity.public)
 
     def answer(self, request: SumRequest) -> bytes:
@@ -190,8 +177,7 @@ class _SumMember:
         kept, digest = self._kept, hashlib.sha256(request.request).digest()
         same_round = kept.get("round_index") == request.round_index
         if not request.invitation and same_round and kept.get("request") == digest:
-            again: bytes = kept["reply"]  # the last one was lost
-            return again
+            return bytes(kept["reply"])  # the last one was lost
         if request.invitation and kept.get("invitation") != request.invitation:
             self._kept = {name: getattr(request, name) for name in _ABOUT}
             machine = SecureSumClient(self.number, self._params(), identity=self._identity)
@@ -219,10 +205,8 @@ class _SumMember:
         if not self._kept:
             raise Refusal("secure-sum", "this client is in no secure sum, or has no memory of it")
         if "state" not in self._kept:
-            raise Refusal(
-                "secure-sum",
-                "this client has helped to uncover the sum, and has forgotten its secrets",
-            )
+            reason = "this client has helped to uncover the sum, and has forgotten its secrets"
+            raise Refusal("secure-sum", reason)
         machine = SecureSumClient.restore(
             self._kept["state"], self.number, params=self._params(), identity=self._identity
         )
@@ -234,31 +218,28 @@ class _SumMember:
         """Accept the invitation, if it is to a round that the plan promises."""
         plan, round_index = self._client.plan, self._kept["round_index"]
         params = accept(
-            self._kept["invitation"],
-            plan.build(self._kept["dim"]).message_format,
+            self._kept["invitation"], plan.build(self._kept["dim"]).message_format,
             fingerprint=self._client.require_key().seed(round_index).fingerprint,
-            least_present=plan.min_replies,
-            identities=self._known,
-            corrupt=plan.corrupt,
-        )
+            least_present=plan.min_replies, identities=self._members, corrupt=plan.corrupt,
+        )  # fmt: skip
         count = len(params.members)
         if params.round_index != round_index:
             raise Refusal("secure-sum", "the invitation is to another round")
         if count > plan.cohort or params.threshold < plan.threshold(count):
             raise Refusal(
-                "secure-sum",
-                f"the invitation is to {count} members with a threshold of {params.threshold}, and "
-                f"the plan has at most {plan.cohort} and {plan.threshold(count)}",
-            )
+                "secure-sum", f"the invitation is to {count} members with a threshold of "
+                f"{params.threshold}, and the plan has at most {plan.cohort} and "
+                f"{plan.threshold(count)}",
+            )  # fmt: skip
         return params
 
 
-def _known_members(identity: SigningIdentity, identities: Iterable[bytes]) -> dict[int, bytes]:
-    """Public keys by their members' numbers."""
-    known = {member_number(public): public for public in identities}
-    if identity.public not in known.values():
+def _numbered(identity: SigningIdentity, identities: Iterable[bytes]) -> dict[int, bytes]:
+    """Public keys by their members' numbers; they must include the client's own."""
+    members = {member_number(public): public for public in identities}
+    if identity.public not in members.values():
         raise ArgumentError("identities must have the public key of the client's own identity")
-    return known
+    return members
 
 
 def _no_input() -> Tensor:
@@ -267,26 +248,24 @@ def _no_input() -> Tensor:
 
 @dataclass
 class _OpenSum:
-    """A sum that has begun: the server's machine, nodes by members' numbers, and why some left."""
+    """A secure sum that has begun: its protocol at the server, and nodes by members' numbers."""
 
     server: SecureSumServer
     nodes: Mapping[int, int]
-    plan: str
-    dim: int
-    left: dict[int, str] = field(default_factory=dict)
+    current: Round
+    left: dict[int, str]  # why nodes are gone
 
     def requests(self, invitation: bytes = b"") -> dict[int, SumRequest]:
         """Requests of this stage, by node."""
-        index = self.server.params.round_index
+        hello = _hello(self.current)
         return {
-            self.nodes[member]: SumRequest(index, self.plan, self.dim, invitation, request)
+            self.nodes[member]: replace(hello, invitation=invitation, request=request)
             for member, request in self.server.requests().items()
         }
 
-    def step(self, exchange: Exchange, invitation: bytes = b"") -> None:
-        """One exchange of the secure sum's own."""
-        replies, refused = exchange.send(self.requests(invitation))
-        self.left.update(refused)
+    def step(self, invitation: bytes = b"") -> None:
+        """Do one exchange of the secure sum's own."""
+        replies = self.current.exchange(self.requests(invitation), refused=self.left)
         self.close({node: reply.reply for node, reply in replies.items()})
 
     def close(self, replies: Mapping[int, bytes]) -> None:
@@ -307,11 +286,11 @@ class _OpenSum:
         """Name the nodes whose shares were wrong or could not be read."""
         reasons = []
         for member, givers in self.server.wrong.items():
-            others = sorted(self.nodes[one] for one in givers)
+            others = sorted(self.nodes[giver] for giver in givers)
             why = f"shares of its secret do not fit: its fault, or that of one of nodes {others}"
             reasons.append((self.nodes[member], why))
-        for member, by in self.server.unreadable.items():
-            why = f"its shares could not be read by {len(by)} of the others"
+        for member, readers in self.server.unreadable.items():
+            why = f"its shares could not be read by {len(readers)} of the others"
             reasons.append((self.nodes[member], why))
         for node, why in reasons:
             _LOG.warning("secure sum: node %d: %s", node, why)
@@ -319,15 +298,21 @@ class _OpenSum:
                 self.left[node] = why
 
 
+def _hello(current: Round) -> SumRequest:
+    """Question who a client is, and which hashes it has."""
+    dim = current.method.dim
+    return SumRequest(current.round_index, current.plan.describe(dim), dim)
+
+
 class SecureAggregation:
     """Sums that show the server nothing but themselves; for plans with `secure_sum`.
 
     Dropouts: as long as `plan.min_replies` masked messages come, and `plan.threshold` of their
     senders stay until the end, the sum is that of all who sent one. With fewer the round is void:
-    a `VoidError` before messages are requested, `AggregationResult.void` after.
+    a `VoidError` before messages are requested, `Round.void` after.
 
-    A sum that is longer than that of so many honest messages is void: somebody sent what nobody
-    may, and a sum does not show who.
+    A sum that is longer than honest messages make it is void: somebody sent what nobody may, and a
+    sum does not show who.
 
     A member whose shares of keys others cannot read is named. If most others cannot, its node is
     left out of later rounds: it could make every one of them void.
@@ -343,109 +328,92 @@ class SecureAggregation:
     """
 
     def __init__(self, *, identities: Iterable[bytes] | None = None) -> None:
-        self._known = None if identities is None else {member_number(i): i for i in identities}
+        self._public = None if identities is None else {member_number(i): i for i in identities}
         self._open: _OpenSum | None = None
         self._excluded: set[int] = set()
 
     @property
     def signed(self) -> bool:
         """Whether members sign."""
-        return self._known is not None
+        return self._public is not None
 
-    def prepare(
-        self, nodes: Collection[int], about: RoundContext, *, exchange: Exchange
-    ) -> tuple[dict[int, ConfigRecord], dict[int, str]]:
+    def prepare(self, current: Round) -> dict[int, ConfigRecord]:
         """Exchange keys and shares, before messages are requested.
 
-        Returns a record for each node that a message is to be requested of, and why others are not;
-        raises a `VoidError` if too few nodes are left for a sum.
+        Returns a record for each node that a message is to be requested of, which are the round's
+        nodes from then on; its `left` says why others are not. Raises a `VoidError` if too few
+        nodes are left for a sum.
         """
         self._open = None
-        plan, dim = about.plan.describe(about.method.dim), about.method.dim
-        members, fingerprint, left = self._members(nodes, about, exchange, plan)
-        least = about.plan.min_replies
-        if len(members) < least:
-            reason = f"{len(members)} nodes can take part in the secure sum, and {least} are needed"
-            gone = dict.fromkeys(sorted(set(nodes) - set(members.values())), Stage.KEYS)
-            raise VoidError(reason, stage=Stage.KEYS, dropped=gone)
-        params = Params(
-            about.method.message_format,
-            run=about.nonce,
-            round_index=about.round_index,
-            fingerprint=fingerprint,
-            members=tuple(sorted(members)),
-            threshold=about.plan.threshold(len(members)),
-            min_present=least,
-            identities=self._known and {one: self._known[one] for one in members},
-        )
-        current = _OpenSum(SecureSumServer(params), members, plan, dim, left)
-        for invitation in (invite(params), b""):  # keys, shares
-            current.step(exchange, invitation)
-        self._open = current
-        requests = {node: request.to_record() for node, request in current.requests().items()}
-        return requests, dict(current.left)
+        nodes, least = current.nodes, current.plan.min_replies
+        try:
+            members, fingerprint = self._members(current)
+            if len(members) < least:
+                raise VoidError(
+                    f"{len(members)} nodes can take part in the secure sum, and {least} are needed",
+                    stage=Stage.KEYS, dropped={},
+                )  # fmt: skip
+            params = Params(
+                current.method.message_format, run=current.nonce, round_index=current.round_index,
+                fingerprint=fingerprint, members=tuple(sorted(members)),
+                threshold=current.plan.threshold(len(members)), min_present=least,
+                identities=self._public and {number: self._public[number] for number in members},
+            )  # fmt: skip
+            opened = _OpenSum(SecureSumServer(params), members, current, current.left)
+            for invitation in (invite(params), b""):  # keys, shares
+                opened.step(invitation)
+        finally:
+            current.nodes = tuple(node for node in nodes if node not in current.left)
+        self._open = opened
+        return {node: request.to_record() for node, request in opened.requests().items()}
 
-    def total(
-        self, parts: Mapping[int, bytes], about: RoundContext, *, exchange: Exchange
-    ) -> AggregationResult:
-        """Unmask the sum of the messages."""
-        current, self._open = self._open, None
-        if current is None or current.server.params.run != about.nonce:
+    def total(self, current: Round, parts: Mapping[int, bytes]) -> None:
+        """Unmask the sum of the messages: the round's `total`, `present`, `refused` and `void`."""
+        opened, self._open = self._open, None
+        if opened is None or opened.current is not current:
             raise ArgumentError("prepare must come before total, once for each round")
-        server, before = current.server, dict(current.left)
-
-        def refused() -> dict[int, str]:
-            """Why nodes are gone that sent a message. Of others, the strategy knows better."""
-            return {n: why for n, why in current.left.items() if n in parts and n not in before}
-
-        void = ""
+        server, opened.left = opened.server, {}
         try:
-            current.close(parts)
-            # Who drops out after its message is in the sum all the same.
-            lost = refused()
+            opened.close(parts)
+            left = dict(opened.left)  # who drops out later is in the sum all the same
             while server.stage is not Stage.DONE:
-                current.step(exchange)
+                opened.step()
         except VoidError as error:
-            void = str(error)
-        current.blame()
+            current.void, left = str(error), opened.left
+        opened.blame()
         self._excluded.update(server.suspects)
-        if void:
-            return AggregationResult(None, frozenset(), refused(), void)
-        found = server.total()
-        count = len(found.present)
+        # Of nodes without a message the strategy knows better why they are gone.
+        current.refused.update({node: why for node, why in left.items() if node in parts})
+        if current.void:
+            return
+        cells, present = server.total().cells, server.total().present
         try:
-            about.method.check_honest(found.cells, count, limit=about.limit)
+            current.method.check_honest(cells, len(present), limit=current.limit)
         except WireError as error:
-            return AggregationResult(None, frozenset(), lost, str(error))
-        total = WireMessage(
-            about.method.total_format,
-            found.cells,
-            round_index=about.round_index,
-            fingerprint=server.params.fingerprint,
-            sender=SERVER,
-            count=count,
-        )
-        present = frozenset(current.nodes[one] for one in found.present)
-        return AggregationResult(total, present, lost)
+            current.void = str(error)
+            return
+        current.present = frozenset(opened.nodes[member] for member in present)
+        current.total = WireMessage(
+            current.method.total_format, cells, round_index=current.round_index,
+            fingerprint=server.params.fingerprint, sender=SERVER, count=len(present),
+        )  # fmt: skip
 
-    def _members(
-        self, nodes: Collection[int], about: RoundContext, exchange: Exchange, plan: str
-    ) -> tuple[dict[int, int], bytes, dict[int, str]]:
-        """Find nodes by their members' numbers, the fingerprint, and why others are left out."""
-        if self._known is None and about.fingerprint is not None:
-            left = dict.fromkeys(self._excluded & set(nodes), _EXCLUDED)
-            return {node: node for node in nodes if node not in left}, about.fingerprint, left
-        hello = SumRequest(about.round_index, plan, about.method.dim)
-        replies, left = exchange.send(dict.fromkeys(sorted(nodes), hello))
-        fingerprint = about.fingerprint
+    def _members(self, current: Round) -> tuple[dict[int, int], bytes]:
+        """Find nodes by their members' numbers, and the fingerprint; why others are `left` out."""
+        nodes, fingerprint, left = current.nodes, current.fingerprint, current.left
+        if self._public is None and fingerprint is not None:
+            left.update(dict.fromkeys(self._excluded & set(nodes), _EXCLUDED))
+            return {node: node for node in nodes if node not in left}, fingerprint
+        requests = dict.fromkeys(sorted(nodes), _hello(current))
+        replies = current.exchange(requests, refused=left)
         if fingerprint is None:
-            fingerprint = most_common(one.fingerprint for one in replies.values())
+            fingerprint = most_common(reply.fingerprint for reply in replies.values())
         members: dict[int, int] = {}
         for node, reply in replies.items():
-            number = int.from_bytes(reply.member, "little") if self._known is not None else node
+            number = node if self._public is None else int.from_bytes(reply.member, "little")
             if reply.fingerprint != fingerprint:
                 left[node] = "key: its hashes are not those of the round"
-            elif self._known is not None and number not in self._known:
+            elif self._public is not None and number not in self._public:
                 left[node] = "identity: it is not one of those that are known"
             elif number in members:
                 left[node] = "identity: another node has the same one"
@@ -455,4 +423,4 @@ class SecureAggregation:
                 members[number] = node
         for node in set(nodes) - set(members.values()):
             left.setdefault(node, "silent before the secure sum")
-        return members, fingerprint, left
+        return members, fingerprint

@@ -244,7 +244,7 @@ class Method(ABC):
         return {} if cells >= dim else None
 
     @property
-    def _max_summands(self) -> int:
+    def max_summands(self) -> int:
         """Number of messages that an unencrypted sum is sized for."""
         return MANY
 
@@ -261,7 +261,7 @@ class Method(ABC):
     @cached_property
     def total_format(self) -> MessageFormat:
         """Format of the published sum: of a message, with more bits where sums need them."""
-        return replace(self.message_format, bits=self.sum_bits(self._max_summands))
+        return replace(self.message_format, bits=self.sum_bits(self.max_summands))
 
     @property
     def round_clip(self) -> float | None:

@@ -168,7 +168,8 @@ class ClientNoise(Method):
         object.__setattr__(self, "trust", self.mechanism.trust)
 
     @property
-    def _max_summands(self) -> int:
+    def max_summands(self) -> int:
+        """Number of messages that a sum is sized for: the cohort, or 4,096 where more may come."""
         if self.trust == Trust.DISTRIBUTED and self.cohort is not None:  # may be text at first
             return self.cohort
         return max(self.cohort or 1, MANY)
@@ -188,7 +189,7 @@ class ClientNoise(Method):
             share = flag_share(self.noise_multiplier, cohort=self.cohort, trust=scope.trust)
             length, bound = 1.0, FlaggedBound(share, scope.relation)
         # Messages whose roundings add up beside one draw of the noise.
-        together = 1 if scope.trust is Trust.LOCAL else self._max_summands
+        together = 1 if scope.trust is Trust.LOCAL else self.max_summands
         beside = _ROUNDING * math.sqrt(together) / (scope.relation.values * self.noise_multiplier)
         steps = self.fineness * max(_STEPS, _ROUNDING * math.sqrt(cells), beside)
         chosen = self.granularity

@@ -154,7 +154,8 @@ class RoundedTables(Method):
         return self.trust is Trust.DISTRIBUTED
 
     @property
-    def _max_summands(self) -> int:
+    def max_summands(self) -> int:
+        """Number of messages that a sum is sized for: the cohort, or 4,096."""
         return self.cohort or MANY
 
     @property
@@ -188,7 +189,7 @@ class RoundedTables(Method):
 
     def sum_bits(self, count: int) -> int:
         """Bits of a cell of a sum of `count` messages; of the cohort's under a secure sum."""
-        count = self._max_summands if self._modular else count
+        count = self.max_summands if self._modular else count
         return self.bits if self.grid is None else self.bits + (count - 1).bit_length()
 
     def reduced(self, total: Tensor) -> Tensor:
