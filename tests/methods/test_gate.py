@@ -323,8 +323,10 @@ def test_what_a_gate_refuses() -> None:
     with pytest.raises(MismatchError, match="with dim=60"):
         release(torch.zeros(1, 3), GAUSSIAN, KEY.seed(0), CLAIM, charge=None)
     simulated = SimulatedClaim.of(CLAIM)
+    charged: list[int] = []
     with pytest.raises(ArgumentError, match="must be about exact noise"):
-        release(VECTORS[:1], GAUSSIAN, KEY.seed(0), simulated, charge=None)
+        release(VECTORS[:1], GAUSSIAN, KEY.seed(0), simulated, charge=lambda: charged.append(1))
+    assert not charged  # what may not be sent at all costs nothing
     with pytest.raises(ArgumentError, match="budget must not be given where nothing is proven"):
         check_release(NOTHING, NOTHING.claim_for(1, KEY.seed(0)), budget=Budget(1.0, 1e-5))
 

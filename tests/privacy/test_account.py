@@ -6,6 +6,7 @@ import copy
 import errno
 import fcntl
 import json
+import math
 import multiprocessing
 import os
 import pickle
@@ -170,8 +171,16 @@ def test_a_budget_needs_a_proof_and_words_go_along(path: Path) -> None:
             again.merge(book)
             assert words in again.epsilon(1e-5).text("short")
             assert again.rounds == (2 if first is None else 3)
+    nothing = NoClaim(SCOPE, "there is no noise")
     with pytest.raises(BudgetExceeded, match="is for what is proven"):
-        Account(BUDGET).charge(NoClaim(SCOPE, "there is no noise"))
+        Account(BUDGET).charge(nothing)
+    # A file that was charged without a proof, and then gets a budget: no round is within it.
+    Account.open(path.with_name("bare.json")).charge(nothing)
+    bare = Account.open(path.with_name("bare.json"), budget=BUDGET)
+    assert bare.rounds_left(CLAIM) == 0
+    with pytest.raises(BudgetExceeded, match="a release of this account is not"):
+        bare.charge(CLAIM)
+    assert float(bare.epsilon(1e-5)) == math.inf
 
 
 def test_a_round_is_in_the_file_before_it_is_released(path: Path) -> None:

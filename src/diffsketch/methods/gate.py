@@ -117,13 +117,14 @@ def release(
     Raises:
         ArgumentError: The arguments are wrong for vectors of whatever values.
     """
-    if charge is not None:
-        charge()
     if noise_of is None:
-        check_release(method, claim)
+        check_release(method, claim)  # first: what may not be sent at all costs nothing
 
         def noise_of(rows: Sequence[int]) -> Noise:
             return release_noise(method, claim, messages=len(rows))
+
+    if charge is not None:
+        charge()
 
     def encode(batch: Tensor, rows: Sequence[int]) -> Encoded:
         return method.encode(batch, seed, noise_of(rows))

@@ -77,7 +77,7 @@ sum. Any other event: its count. Each adds up over releases, and epsilon grows w
 _Counts: TypeAlias = Mapping[str, Mapping[str, int]]  # releases by series, and by claim as text
 
 _MOST_COUNTED = 10**15  # of one claim, in one series: sums of them are exact as floats
-_process = secrets.token_hex(8)  # of this process: another one after a fork, whatever its number
+_process = secrets.token_hex(8)  # of this process; a fork gets a new one, as pids are used again
 
 
 def _forked() -> None:
@@ -257,9 +257,9 @@ class Account:
 
     Guarantees (`tests/privacy/test_account.py`): epsilon is the composition of what was charged,
     and nothing is charged beyond the budget. When `charge` returns, the file is on the disk; when
-    it raises, the release may not be made. Processes that charge one file, or each a copy of it,
-    and states that are loaded: no account ever says less than what was charged to the copies that
-    it has met. Copies that have not met cannot know of each other.
+    it raises, the release may not be made. However many processes charge the file or copies of it,
+    and whatever states are loaded, no account says less than was charged to the copies that it has
+    met. Copies that have not met cannot know of each other.
 
     Args:
         budget: Where to stop; without one, it only counts. Accounts of many parties with one
@@ -403,6 +403,8 @@ class Account:
         self._refresh()
         spent = self._prices(_totals(self._counts))
         self._checked(claim)
+        if not isinstance(self._weakest(_totals(self._counts)) or claim, ProvenClaim):
+            return 0
         more = prices_of(claim)
 
         def fits(rounds: int) -> bool:
@@ -513,10 +515,11 @@ class Account:
         counts = {**self._counts, self._series: series}
         totals, budget = _totals(counts), self.budget
         if budget is not None:
-            if not isinstance(claim, ProvenClaim):
+            weakest = self._weakest(totals)
+            if not isinstance(weakest, ProvenClaim):  # this release, or an earlier one of a file
                 raise BudgetExceeded(
-                    f"the budget of {budget.epsilon:g} is for what is proven: this round's "
-                    f"epsilon is {claim.basis}; nothing was spent ({claim})"
+                    f"the budget of {budget.epsilon:g} is for what is proven, and a release of "
+                    f"this account is not: {weakest}; nothing was spent"
                 )
             self._allowance.check(
                 self._prices(totals), releases=sum(totals.values()), scope=claim.scope, asked=rounds
