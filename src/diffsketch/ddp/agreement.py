@@ -269,11 +269,11 @@ class Transport(ABC):
         self, settings: Mapping[str, str], *, failure: Exception | None = None,
         doing: str = "start", party: str = "",
     ) -> str:  # fmt: skip
-        """Compare settings with other ranks; all raise, or none does.
+        """Compare settings with other ranks; all that are there raise, or none does.
 
         Returns the name of a new series of the account, which no earlier life of this rank has
-        counted in. Ranks that start together have the same name: then a state that another rank
-        has saved counts no round twice.
+        counted in, and which no other rank can choose. In a process group ranks that start together
+        have the same name: then a state that another rank has saved counts no round twice.
 
         Args:
             settings: Texts that have to be the same, by name.

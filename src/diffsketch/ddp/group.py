@@ -393,8 +393,8 @@ class GroupMean(SavedByState):
     ) -> None:
         """Continue where `state_dict` was called. All ranks must load theirs together.
 
-        If one of them cannot, all raise, and none has loaded anything. No rounds are forgotten:
-        what the state has and this rank's account has not is added to it.
+        If one of them cannot, all raise, and none has loaded anything but into its account. No
+        rounds are forgotten: what the state has and this rank's account has not is added to it.
 
         In a store each rank loads for itself, whenever it likes. From the state of another rank,
         only what all have in common is taken; and its account, if that may be this party's from a

@@ -239,7 +239,8 @@ class HookState(SavedByState):
 
         Raises:
             MismatchError: The state belongs to other settings, another model or another rank, or
-                another rank cannot load its own. All ranks raise, and none has loaded anything.
+                another rank cannot load its own. All ranks raise, and none has loaded anything
+                but into its account.
         """
         failure = None
         if isinstance(state, Mapping) and state.get("layout") != self._layout:

@@ -76,7 +76,8 @@ class ClientMemory:
         text = str(values["account"])
         account = Account.from_text(text) if text else None
         if account is not None and values["node"] != context.node_id:
-            account.begin_series()  # a copy of another node's memory, which may go on with its own
+            # A copy of another node's memory, which may go on in its series: `resume` must not.
+            account.begin_series()
         if values["series"] != series:
             return cls(series, account=account)
         stored = context.state.array_records

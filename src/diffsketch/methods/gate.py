@@ -3,9 +3,9 @@
 `release` charges the party's account, then draws noise, then returns the message; engines have no
 other way to a message under a claim. Engines that send (torch.distributed, Flower, `private_mean`
 without a seed) draw the noise of each message, and the server's, by `release_noise` and nowhere
-else: exact, from the operating system, never drawn twice. A source is made for one release and
-remembers nothing: so whatever is restarted, restored, copied or forked, no two releases share
-noise.
+else: exact where the claim is proven, from the operating system, never drawn twice. A source is
+made for one release and remembers nothing: so whatever is restarted, restored, copied or forked, no
+two releases share noise.
 """
 
 from __future__ import annotations

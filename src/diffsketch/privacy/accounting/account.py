@@ -66,8 +66,8 @@ from diffsketch.privacy.claim import (
 )
 
 _FORMAT, _VERSION = "diffsketch account", 1
-_MOST_ROUNDS = 10**6
-_SQUARE, _FAILURE = "gaussian", "failure"  # other prices are named by their event, as JSON text
+_MOST_LEFT = 10**6
+_GAUSSIAN, _FAILURE = "gaussian", "failure"  # other prices are named by their event, as JSON text
 _ROUNDING = 2.0**-50  # relative, and more than is lost in adding prices up
 
 Prices: TypeAlias = Mapping[str, float]
@@ -86,7 +86,7 @@ def _forked() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=lambda: _forked())
+    os.register_at_fork(after_in_child=lambda: _forked())  # by name, so that tests can replace it
 
 
 class BudgetExceeded(DiffSketchError):  # noqa: N818 - it says what happened
@@ -119,7 +119,7 @@ def prices_of(claim: ProvenClaim) -> dict[str, float]:
     prices: dict[str, float] = {}
     for leaf, count in events.leaves(claim.event):
         if isinstance(leaf, events.GaussianEvent):
-            name, price = _SQUARE, count / leaf.noise_multiplier**2
+            name, price = _GAUSSIAN, count / leaf.noise_multiplier**2
         elif isinstance(leaf, events.ApproximateEvent) and leaf.epsilon == 0:
             name, price = _FAILURE, count * leaf.delta
         else:
@@ -135,7 +135,7 @@ def _epsilon_of(prices: Prices, delta: float) -> float:
         above = price * (1 + _ROUNDING)
         if price == 0:
             continue
-        if name == _SQUARE:
+        if name == _GAUSSIAN:
             parts.append(events.gaussian(1 / math.sqrt(above)))
         elif name == _FAILURE:
             parts.append(events.approximate(0.0, min(above, math.nextafter(1.0, 0.0))))
@@ -194,7 +194,7 @@ class Allowance:
 def _times(prices: Prices, factor: float) -> Prices:
     """Prices times a factor; of events that are counted, whole numbers."""
     return {
-        name: price * factor if name in (_SQUARE, _FAILURE) else float(math.floor(price * factor))
+        name: price * factor if name in (_GAUSSIAN, _FAILURE) else float(math.floor(price * factor))
         for name, price in prices.items()
     }
 
@@ -221,12 +221,12 @@ def weaker(claim: Claim, other: Claim | None) -> Claim:
         )
     if isinstance(claim, PaperClaim) and isinstance(other, PaperClaim):
         return max(claim, other, key=lambda each: float(each.per_round))
-    for door, beside in ((claim, other), (other, claim)):
-        if isinstance(door, OpenClaim) and isinstance(beside, OpenClaim | SimulatedClaim):
-            more = beside.doors if isinstance(beside, OpenClaim) else ("exact noise",)
-            return door.with_doors(more)
-        if isinstance(door, OpenClaim) and isinstance(beside, PaperClaim):
-            return beside
+    for opened, second in ((claim, other), (other, claim)):
+        if isinstance(opened, OpenClaim) and isinstance(second, OpenClaim | SimulatedClaim):
+            more = second.doors if isinstance(second, OpenClaim) else ("exact noise",)
+            return opened.with_doors(more)
+        if isinstance(opened, OpenClaim) and isinstance(second, PaperClaim):
+            return second
     if claim.basis is Basis.PROVEN and isinstance(other, SimulatedClaim):
         return other
     return other if ranks[other.basis] > ranks[claim.basis] else claim
@@ -413,8 +413,8 @@ class Account:
             return _epsilon_of(total, budget.delta) <= budget.epsilon
 
         low, high = 0, 1
-        while high < _MOST_ROUNDS and fits(high):
-            low, high = high, min(2 * high, _MOST_ROUNDS)
+        while high < _MOST_LEFT and fits(high):
+            low, high = high, min(2 * high, _MOST_LEFT)
         if fits(high):
             return high
         while high - low > 1:
@@ -532,7 +532,8 @@ class Account:
             raise ArgumentError(f"claim must be a claim, got {type(claim).__name__}")
         weaker(claim, self._weakest(_totals(self._counts)))
         kind = _text(claim_to_json(claim))
-        self._claims.setdefault(kind, _priced(claim))
+        if kind not in self._claims:
+            self._claims[kind] = _priced(claim)
         return kind
 
     def _weakest(self, totals: Mapping[str, int]) -> Claim | None:
@@ -653,7 +654,8 @@ def _totals(counts: _Counts) -> Counter[str]:
 def _merged(counts: _Counts, other: _Counts) -> _Counts:
     """Series of either; of one that both have, the larger number of each claim.
 
-    A series is counted by one process, and only ever grows: so of two copies of it, one is older.
+    A series is counted by one process at a time (`begin_series` after a fork or a copy, `resume`
+    only where nobody else has gone on), and only ever grows: so of two copies, one is older.
     """
     names = dict.fromkeys((*counts, *other))
     merged: dict[str, dict[str, int]] = {}
