@@ -310,6 +310,16 @@ def rounds_in(path: Path) -> list[int]:
     return [Account.from_text(text).rounds for text in texts.values()]
 
 
+def test_two_servers_with_one_record_lose_no_round(tmp_path: Path) -> None:
+    path, network = tmp_path / "record.json", network_of(GAUSSIAN, 1)
+    servers = [strategy_of(GAUSSIAN, record_file=path) for _ in range(2)]
+    for server_round in range(1, 4):
+        for server in servers:
+            one_round(server, network, FIRST, server_round)
+    assert sum(rounds_in(path)) >= 6  # negative control: the last one to write has asked 3 times
+    assert len(servers[1].reports) == 3
+
+
 def test_a_round_is_on_record_before_anything_is_requested(tmp_path: Path) -> None:
     path, network = tmp_path / "record" / "file.json", network_of(GAUSSIAN, 1)
     strategy = strategy_of(GAUSSIAN, record_file=path)
@@ -422,6 +432,19 @@ def test_of_more_nodes_than_the_cohort_all_have_the_same_chance(
         counts.update(chosen)
     assert is_fair(counts)
     assert not is_fair(Counter(dict.fromkeys(list(network.nodes)[:3], 150)))
+
+
+def test_central_sums_are_never_larger_than_their_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An overflow before the noise is added would tell whose message made it."""
+    network, strategy = network_of(CENTRAL, 5), strategy_of(CENTRAL)
+    strategy._begin(FIRST)
+    messages = list(strategy.strategy.configure_train(1, FIRST, ConfigRecord(), network))
+    assert len(strategy._select(messages)) == 5
+    monkeypatch.setattr(type(strategy._method), "max_summands", 4)
+    assert len(strategy._select(messages)) == 4
+    strategy = strategy_of(GAUSSIAN)  # where messages have their noise, more may come
+    strategy._begin(FIRST)
+    assert len(strategy._select(messages)) == 5
 
 
 # Strategies that need single clients' replies are refused, and those that need a mean are not.
