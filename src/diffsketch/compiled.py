@@ -152,7 +152,7 @@ _said = False
 
 
 def threads_for(work: int) -> int:
-    """Number of threads that so many numbers are worth."""
+    """Threads to use for this much work; one where a second would cost more than it does."""
     return 1 if work < SERIAL else torch.get_num_threads()
 
 

@@ -29,7 +29,7 @@ def calibrate(
     most: float = 1e12,
     tolerance: float = _TIGHT,
 ) -> float:
-    """The smallest number for which so many rounds of `event_of(number)` stay within the budget.
+    """The smallest number for which `rounds` of `event_of(number)` stay within the budget.
 
     Guarantees: the result meets the budget, by the same arithmetic that accounts use; a number
     smaller by more than the tolerance does not (`tests/privacy/test_accounting.py`).

@@ -44,11 +44,11 @@ class _Noise:
 
 
 class GaussianEvent(_Noise):
-    """Gaussian noise with a standard deviation of so many L2 sensitivities."""
+    """Gaussian noise; its standard deviation is `noise_multiplier` L2 sensitivities."""
 
 
 class LaplaceEvent(_Noise):
-    """Laplace noise on one number, its scale so many times the sensitivity."""
+    """Laplace noise on one number; its scale is `noise_multiplier` sensitivities."""
 
 
 @dataclass(frozen=True)
