@@ -382,10 +382,7 @@ def test_randomised_response_against_its_binomial(bound: float, rounds: int, spr
 
 
 def test_the_margin_is_enough() -> None:
-    """Fourier transforms understate delta for many rounds, but by less than half of the margin.
-
-    By 0.19 of it with the versions of `constraints.txt`, and 0.25 with SciPy's of Python 3.13.
-    """
+    """Fourier transforms understate delta for many rounds, but by less than a fifth of it."""
     least = math.inf
     for rounds in (1_000, 10_000):
         bound = 1 / math.sqrt(rounds)
@@ -395,7 +392,7 @@ def test_the_margin_is_enough() -> None:
             found = float(distribution.get_delta_for_epsilon(epsilon))
             gap = found - binomial_delta(bound, rounds, float(epsilon))
             least = min(least, gap / losses.distrust(parts))
-    assert least > -0.5
+    assert least > -0.2
 
 
 def test_merged_kinds_are_no_better_and_nearly_the_same() -> None:
