@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from diffsketch.sketch.hashing import HashSeed, SketchLayout, columns_and_signs
+from diffsketch.sketch.kernels.estimators import Combine
 
 __all__ = ["INPUT_TYPES", "encode", "is_finite", "query"]
 
@@ -31,7 +32,7 @@ def query(
     *,
     layout: SketchLayout,
     offset: int,
-    mean: bool,
+    combine: Combine,
     validate: bool,
 ) -> bool:
     """Write estimates of the coordinates from `offset` on to `out`, `(..., length)`.
@@ -44,7 +45,7 @@ def query(
     cells = tables.gather(-1, columns.expand(*tables.shape[:-1], -1)) * signs
     ordered = cells.sort(dim=-2).values
     middle = (ordered[..., (layout.rows - 1) // 2, :] + ordered[..., layout.rows // 2, :]) / 2
-    out.copy_(cells.mean(dim=-2) if mean else middle)
+    out.copy_({"mean": cells.mean(dim=-2), "median": middle}[combine])
     return True
 
 

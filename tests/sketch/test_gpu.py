@@ -49,7 +49,7 @@ def check(sketch: CountSketch, vectors: torch.Tensor, offset: int, tolerance: fl
         expected = out.clone()
         sketch.query(plain, SEED, combine=combine, offset=offset, out=out)
         reference.query(
-            plain, SEED, expected, layout=sketch.layout, offset=offset, mean=combine == "mean",
+            plain, SEED, expected, layout=sketch.layout, offset=offset, combine=combine,
             validate=True,
         )  # fmt: skip
         torch.testing.assert_close(out, expected, rtol=0, atol=tolerance * scale)
@@ -110,6 +110,37 @@ def test_launches_are_kept_for_tensors_of_any_alignment() -> None:
             plain = sketch.query(table, SEED)
             for out in (torch.empty_like(long)[:-1], torch.empty_like(long)[1:]):
                 assert torch.equal(sketch.query(table, SEED, out=out), plain)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_items_give_the_tables_of_the_cpu(family: Family, dtype: torch.dtype) -> None:
+    """More than a piece of them; whole numbers, whose sums are exact in any order."""
+    dim = 1 << 64 if family == "pairwise" else 1 << 40
+    sketch, rng = CountSketch(dim, 5, 700, family), np.random.default_rng(2)
+    keys = torch.from_numpy(rng.integers(0, dim, 1_500_000, dtype=np.uint64))
+    values = torch.from_numpy(rng.integers(-9, 9, len(keys))).to(dtype)
+    offsets = torch.from_numpy(np.sort(rng.integers(0, len(keys), 101)))
+    offsets[0], offsets[-1] = 0, len(keys)
+    for value in (values, 1):
+        there = value.cuda() if isinstance(value, torch.Tensor) else value
+        for starts in (None, offsets):
+            tables = sketch.encode_items(keys, value, SEED, offsets=starts)
+            begins = None if starts is None else starts.cuda()
+            found = sketch.encode_items(keys.cuda(), there, SEED, offsets=begins)
+            assert torch.equal(found.cpu(), tables)
+            for combine in ("median", "mean"):
+                few, batch = keys[-2000:], tables[:3] if starts is not None else tables
+                estimates = sketch.query_items(batch.cuda(), few.cuda(), SEED, combine=combine)
+                expected = sketch.query_items(batch, few, SEED, combine=combine)
+                torch.testing.assert_close(estimates.cpu(), expected, rtol=1e-5, atol=1e-5)
+    small = CountSketch(100, 3, 10)
+    with pytest.raises(ArgumentError, match=r"got keys\[1\]=100"):
+        small.encode_items(torch.tensor([0, 100], device="cuda"), 1, SEED)
+    with pytest.raises(MismatchError, match="keys must be on cuda"):
+        small.query_items(torch.zeros(3, 10, device="cuda"), torch.tensor([1]), SEED)
+    with pytest.raises(MismatchError, match="values must be real and where keys are"):
+        small.encode_items(torch.tensor([1], device="cuda"), torch.ones(1), SEED)
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")

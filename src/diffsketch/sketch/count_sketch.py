@@ -1,10 +1,12 @@
-"""The Count Sketch: a linear map from a long vector to a small table, and estimates back."""
+"""The Count Sketch: a linear map from a long vector to a small table, and estimates back.
+
+A vector is given whole, or as items: its coordinates that are not zero, each with its value.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,19 +16,22 @@ from diffsketch.sketch.hashing import (
     FAMILIES,
     MAX_COLS,
     MAX_DIM,
+    MAX_KEYS,
     MAX_ROWS,
     Family,
     HashSeed,
     SketchLayout,
 )
 from diffsketch.sketch.kernels import INPUT_TYPES, kernels_for, new_result
-
-Combine: TypeAlias = Literal["median", "mean"]
+from diffsketch.sketch.kernels.estimators import COMBINES, Combine
 
 
 @dataclass(frozen=True)
 class CountSketch:
     """A Count Sketch of vectors with `dim` coordinates in tables of `rows` by `cols` cells.
+
+    A vector may be dense (`encode`, `query`) or a few items (`encode_items`, `query_items`), with
+    any 64-bit key as their coordinate: the table is the same.
 
     Row `j` adds every coordinate, with a random sign, to one of its `cols` cells; the estimate of a
     coordinate is the median over the rows of the cells it was added to, with the signs undone.
@@ -35,11 +40,12 @@ class CountSketch:
     Guarantees (each checked in `tests/sketch`):
         * one row's estimate is unbiased with variance at most `||vector||^2 / cols`;
         * `encode(x + y) == encode(x) + encode(y)` up to rounding;
-        * on the CPU, and for `blocked` on CUDA, the same input gives the same bits every time,
-          whatever the number of threads; devices agree to rounding.
+        * on the CPU, and for `blocked` vectors on CUDA, the same input gives the same bits every
+          time, whatever the number of threads; devices agree to rounding;
+        * the table of items is that of the vector, up to rounding.
 
     Args:
-        dim: Length of the vectors, up to 2**40.
+        dim: Length of the vectors, up to 2**40; of items in `pairwise` up to 2**64.
         rows: Rows of the table, 1 to 64. An even number averages the two middle values.
         cols: Columns of the table, below 2**31.
         family: `blocked` moves whole blocks and is fast; `pairwise` hashes every coordinate on its
@@ -65,12 +71,14 @@ class CountSketch:
     layout: SketchLayout = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name, limit in (("dim", MAX_DIM), ("rows", MAX_ROWS), ("cols", MAX_COLS)):
+        check(self.family in FAMILIES, "family", f"be one of {FAMILIES}", self.family)
+        most = MAX_KEYS if self.family == "pairwise" else MAX_DIM
+        for name, limit in (("dim", most), ("rows", MAX_ROWS), ("cols", MAX_COLS)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int):
                 raise ArgumentError(f"{name} must be an int, got {name}={value!r}")
-            check(0 < value <= limit, name, f"be in 1..{limit}", value)
-        check(self.family in FAMILIES, "family", f"be one of {FAMILIES}", self.family)
+            where = " with family='blocked'" if name == "dim" and most == MAX_DIM else ""
+            check(0 < value <= limit, name, f"be in 1..{limit}{where}", value)
         layout = SketchLayout(self.dim, self.rows, self.cols, self.family)
         object.__setattr__(self, "layout", layout)
 
@@ -112,6 +120,62 @@ class CountSketch:
             vector = vector.resolve_neg()
         return kernels.encode(vector.contiguous(), seed, layout=self.layout, offset=start)
 
+    def encode_items(
+        self,
+        keys: Tensor,
+        values: Tensor | float,
+        seed: HashSeed,
+        *,
+        offsets: Tensor | None = None,
+    ) -> Tensor:
+        """The table `(rows, cols)` of items, or `(people, rows, cols)` of the items of each person.
+
+        It is the table of the vector that is `values[i]` at the coordinate `keys[i]`, summed where
+        a key is repeated, and zero elsewhere. A table of all items is summed in float64, whatever
+        its type: a million ones are not lost on a large cell.
+
+        Args:
+            keys: `(items,)`, int64 or uint64, below `dim`. Negative int64 are the uint64 with the
+                same bits, and so valid where `dim` is 2**64. `hash_keys` makes keys of strings.
+            values: `(items,)`, or one number for all, such as 1 to count. A table has the type of
+                float32 and float64 values; it is float32 for halves, and float64, and so exact up
+                to 2**53, for whole numbers, booleans, and numbers of Python.
+            seed: The round's hashes, from `SketchKey.seed`.
+            offsets: `(people + 1,)`, int64, as in SciPy's CSR: the items of person `p` are those
+                from `offsets[p]` up to `offsets[p + 1]`. None: one table of all items.
+
+        >>> from diffsketch import SketchKey
+        >>> sketch = CountSketch(dim=2**64, rows=5, cols=100, family="pairwise")
+        >>> seed = SketchKey.from_integer(7).seed(round_index=0)
+        >>> keys = torch.tensor([3, -1, 3])
+        >>> table = sketch.encode_items(keys, 1, seed)
+        >>> sketch.query_items(table, keys, seed).tolist()
+        [2.0, 1.0, 2.0]
+        >>> sketch.encode_items(keys, 1, seed, offsets=torch.tensor([0, 2, 3])).sum(0).equal(table)
+        True
+        """
+        check_seed(seed)
+        self._check_keys(keys)
+        if not isinstance(values, Tensor):
+            plain = isinstance(values, int | float)
+            check(plain, "values", "be a tensor or a number", values)
+            values = torch.tensor(values, dtype=torch.float64, device=keys.device)
+        if values.dim() > 1 or (values.dim() == 1 and len(values) != len(keys)):
+            raise ArgumentError(f"values must be ({len(keys)},) like keys, got {_describe(values)}")
+        if values.device != keys.device or values.is_complex():
+            raise MismatchError(f"values must be real and where keys are, got {_describe(values)}")
+        if values.dtype in (torch.float16, torch.bfloat16):
+            values = values.float()
+        elif values.dtype != torch.float32:
+            values = values.double()
+        if offsets is not None:
+            _check_offsets(offsets, keys)
+            offsets = offsets.contiguous()
+        values = values.detach().resolve_neg().reshape(-1).contiguous()
+        return kernels_for(keys.device).encode_items(
+            keys.contiguous(), values, seed, layout=self.layout, offsets=offsets
+        )
+
     def query(
         self,
         table: Tensor,
@@ -140,13 +204,13 @@ class CountSketch:
         """
         check_seed(seed)
         self._check_table(table)
-        if combine not in ("median", "mean"):
-            check(False, "combine", "be 'median' or 'mean'", combine)
+        _check_combine(combine)
         if table.requires_grad:
             table = table.detach()
         if out is None:
             if offset is not None:
                 raise ArgumentError("offset needs out, whose length says how many to estimate")
+            self._check_dense()
             lead = table.shape[:1] if table.dim() == 3 else ()
             out = new_result(table, (*lead, self.dim))
         else:
@@ -156,11 +220,33 @@ class CountSketch:
         start = self._check_span(offset, out.shape[-1])
         is_finite = kernels_for(table.device).query(
             table.contiguous(), seed, out,
-            layout=self.layout, offset=start, mean=combine == "mean", validate=validate,
+            layout=self.layout, offset=start, combine=combine, validate=validate,
         )  # fmt: skip
         if not is_finite:
             raise _not_finite()
         return out
+
+    def query_items(
+        self, table: Tensor, keys: Tensor, seed: HashSeed, *, combine: Combine = "median"
+    ) -> Tensor:
+        """Estimates of these coordinates only, `(keys,)`, or `(batch, keys)` from a batch.
+
+        Args:
+            table: `(rows, cols)` or `(batch, rows, cols)`, float32 or float64, of one seed.
+            keys: `(keys,)`, as in `encode_items`, in any order.
+            seed: The seed that the table was encoded with.
+            combine: As in `query`.
+        """
+        check_seed(seed)
+        self.check_table(table)
+        self._check_keys(keys)
+        _check_combine(combine)
+        if keys.device != table.device:
+            raise MismatchError(f"keys must be on {table.device} like the table, got {keys.device}")
+        return kernels_for(table.device).query_items(
+            table.detach().contiguous(), keys.contiguous(), seed,
+            layout=self.layout, combine=combine,
+        )  # fmt: skip
 
     def add_residual(
         self,
@@ -192,7 +278,7 @@ class CountSketch:
             raise ArgumentError(f"scale must be a number, got scale={scale!r}")
         check(math.isfinite(scale), "scale", "be finite", scale)
         self._check_table(table)
-        check(combine in ("median", "mean"), "combine", "be 'median' or 'mean'", combine)
+        _check_combine(combine)
         if table.dim() != 2:
             raise ArgumentError(f"table must be a tensor (rows, cols), got {_describe(table)}")
         for name, value in (("out", out), ("scratch", scratch), ("vector", vector)):
@@ -203,12 +289,12 @@ class CountSketch:
         table = table.detach().contiguous()
         if vector.is_neg():
             vector = vector.resolve_neg()
-        kernels, mean = kernels_for(table.device), combine == "mean"
+        kernels = kernels_for(table.device)
         if not kernels.add_residual(
-            out, vector, table, seed, layout=self.layout, scale=float(scale), mean=mean
+            out, vector, table, seed, layout=self.layout, scale=float(scale), combine=combine
         ):
             kernels.query(
-                table, seed, scratch, layout=self.layout, offset=0, mean=mean, validate=False
+                table, seed, scratch, layout=self.layout, offset=0, combine=combine, validate=False
             )
             out.add_(torch.sub(vector, scratch, out=scratch), alpha=scale)
 
@@ -219,11 +305,12 @@ class CountSketch:
         if isinstance(count, bool) or not isinstance(count, int):
             raise ArgumentError(f"count must be an int, got count={count!r}")
         check(0 <= count <= self.dim, "count", f"be in 0..dim={self.dim}", count)
+        self._check_dense()
         check_seed(seed)
         self.check_table(table)
-        check(combine in ("median", "mean"), "combine", "be 'median' or 'mean'", combine)
+        _check_combine(combine)
         return kernels_for(table.device).top_k(
-            table.detach().contiguous(), seed, count, layout=self.layout, mean=combine == "mean"
+            table.detach().contiguous(), seed, count, layout=self.layout, combine=combine
         )
 
     def norm_estimate(self, table: Tensor) -> Tensor:
@@ -234,6 +321,28 @@ class CountSketch:
         self.check_table(table)
         norms: Tensor = torch.linalg.vector_norm(table, dim=-1).sort(dim=-1).values
         return (norms[..., (self.rows - 1) // 2] + norms[..., self.rows // 2]) / 2
+
+    def _check_dense(self) -> None:
+        listed = "be at most 2**40 where all coordinates are estimated (see query_items)"
+        check(self.dim <= MAX_DIM, "dim", listed, self.dim)
+
+    def _check_keys(self, keys: Tensor) -> None:
+        """Raise unless keys are 64-bit words below `dim`. On CUDA it waits for the device."""
+        if (
+            not isinstance(keys, Tensor)
+            or keys.dim() != 1
+            or keys.dtype not in (torch.int64, torch.uint64)
+        ):
+            raise ArgumentError(f"keys must be int64 or uint64 (items,), got {_describe(keys)}")
+        if self.dim == MAX_KEYS or not len(keys):
+            return
+        words = keys.view(torch.int64)
+        low, high = (int(end) for end in torch.aminmax(words))
+        if low >= 0 and high < self.dim:
+            return
+        at = int((words ^ -(1 << 63)).argmax())  # with the top bit turned: as if without a sign
+        if int(words[at]) % (1 << 64) >= self.dim:
+            raise ArgumentError(f"keys must be in [0, dim={self.dim}), got keys[{at}]={keys[at]}")
 
     def _check_length(self, vectors: Tensor, name: str) -> None:
         if vectors.shape[-1] != self.dim:
@@ -246,7 +355,7 @@ class CountSketch:
             return 0
         if isinstance(offset, bool) or not isinstance(offset, int):
             raise ArgumentError(f"offset must be an int, got offset={offset!r}")
-        last = self.dim - length
+        last = min(self.dim, MAX_DIM) - length
         if not 0 <= offset <= last:
             check(False, "offset", f"be in 0..{last} for {length} coordinates", offset)
         return offset
@@ -284,6 +393,27 @@ def check_seed(seed: HashSeed) -> None:
         raise ArgumentError(
             f"seed must be a HashSeed, as SketchKey.seed(round_index) gives, got {_describe(seed)}"
         )
+
+
+def _check_combine(combine: Combine) -> None:
+    if combine not in COMBINES:
+        check(False, "combine", f"be {' or '.join(map(repr, COMBINES))}", combine)
+
+
+def _check_offsets(offsets: Tensor, keys: Tensor) -> None:
+    if (
+        not isinstance(offsets, Tensor)
+        or offsets.dim() != 1
+        or offsets.dtype != torch.int64
+        or offsets.device != keys.device
+        or not len(offsets)
+    ):
+        raise ArgumentError(
+            f"offsets must be int64 (people + 1,) on {keys.device}, got {_describe(offsets)}"
+        )
+    ends = int(offsets[0]), int(offsets[-1])
+    check(ends == (0, len(keys)), "offsets", f"begin with 0 and end with {len(keys)} items", ends)
+    check(bool((offsets.diff() >= 0).all()), "offsets", "never decrease", offsets)
 
 
 def _check_out(out: Tensor, table: Tensor, name: str = "out") -> None:

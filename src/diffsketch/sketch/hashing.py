@@ -51,7 +51,8 @@ FAMILIES: tuple[Family, ...] = get_args(Family)
 Words: TypeAlias = npt.NDArray[np.uint64]
 
 MAX_ROWS = 64
-MAX_DIM = 1 << 40
+MAX_DIM = 1 << 40  # of vectors, and of the blocked family
+MAX_KEYS = 1 << 64  # of items, in the pairwise family: every 64-bit word may be a key
 MAX_COLS = (1 << 31) - 1
 _MAX_BLOCK = 1 << 14
 _WORDS_PER_ROW = 3
@@ -216,7 +217,7 @@ def row_words(words: Words, rows: int) -> Words:
     return words[_SIGN_WORDS : _SIGN_WORDS + _WORDS_PER_ROW * rows].reshape(rows, _WORDS_PER_ROW)
 
 
-def mix64(value: Words, first_key: np.uint64, second_key: np.uint64) -> Words:
+def mix64(value: Words, first_key: np.uint64 | Words, second_key: np.uint64 | Words) -> Words:
     """A keyed mixing hash: SplitMix64's finaliser with a second key word between its rounds."""
     with np.errstate(over="ignore"):
         z = value + first_key
@@ -227,7 +228,7 @@ def mix64(value: Words, first_key: np.uint64, second_key: np.uint64) -> Words:
 
 
 def columns_and_signs(
-    coordinates: npt.NDArray[np.int64],
+    coordinates: npt.NDArray[np.int64] | Words,
     seed: HashSeed,
     *,
     layout: SketchLayout,

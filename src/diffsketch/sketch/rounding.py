@@ -145,6 +145,42 @@ class CellGrid:
         found = total.float().mul_(self.step / count)
         return found if self._wide else found.add_(self.step / 2)
 
+    def again(self, total: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
+        """Round cells of a sum, with their `middle` added, to as few bits as those of a message.
+
+        A sum's cells are as Gaussian as a message's, so as few bits carry them, with a limit of
+        their own: the largest cell where grids are wide, so that the result is unbiased.
+
+        Args:
+            total: `(cells,)`, float32.
+            draws: `(1, 2)`, int64: the key of the roundings.
+
+        Returns:
+            The whole numbers `(cells,)`, and their limit, of no dimensions, on the same device:
+            nothing here waits for a GPU.
+        """
+        if self._wide:
+            limit = total.abs().amax()
+        else:  # as messages measure theirs; over the largest, lest fourth powers overflow
+            largest = total.abs().amax().clamp_min(LIMITS[0])
+            moment = (total / largest).square_().square_().mean()
+            limit = (moment / 3) ** 0.25 * largest * self._reach
+        limit, unit = limit.clamp_min(LIMITS[0]), CellGrid(self.bits, 1.0)
+        out = torch.empty((1, len(total)), dtype=self.type, device=total.device)
+        shift = unit.step / 2 if self._wide else 0.0
+        kernels_for(total.device).round_cells(
+            (total / limit)[None], unit.step, self.bits, draws, out, shift=shift, order=math.inf
+        )
+        return out[0], limit
+
+    def restored(self, levels: Tensor, limits: Tensor) -> Tensor:
+        """The cells that whole numbers of `again` stand for, float32."""
+        return CellGrid(self.bits, 1.0).mean(levels, 1) * limits
+
+    def middle(self, count: int) -> float:
+        """Steps to add to a sum of `count` messages, as narrow grids have no zero of their own."""
+        return 0.0 if self._wide else count / 2
+
     def best_limit(self, rms: Tensor) -> Tensor:
         """The best limits for tables whose Gaussian cells have these root mean squares, float64."""
         return (rms * self._reach).clamp(*LIMITS)
@@ -215,8 +251,8 @@ class SumPacking:
         kernels = kernels_for(cells.device)
         return kernels.pack_cells(cells.contiguous(), bits=self.bits, lowest=self.lowest)
 
-    def unpack(self, words: Tensor, cells: int) -> Tensor:
-        """Unpack so many cells of the sum, int64, from the sum of the words of all messages."""
-        out = torch.empty(cells, dtype=torch.int64, device=words.device)
+    def unpack(self, words: Tensor, cells: int, kind: torch.dtype = torch.int64) -> Tensor:
+        """Unpack a number of cells of the sum, from the sum of the words of all messages."""
+        out = torch.empty(cells, dtype=kind, device=words.device)
         kernels, lowest = kernels_for(words.device), self.count * self.lowest
         return kernels.unpack_cells(words.contiguous(), out, bits=self.bits, lowest=lowest)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from diffsketch.errors import ArgumentError
 from diffsketch.sketch.hashing import HashSeed, SketchLayout
+from diffsketch.sketch.kernels.estimators import Combine
 
 __all__ = ["INPUT_TYPES", "Kernels", "kernels_for", "new_result"]
 
@@ -35,7 +36,7 @@ class Kernels(Protocol):
 
     def query(
         self, tables: Tensor, seed: HashSeed, out: Tensor, *, layout: SketchLayout, offset: int,
-        mean: bool, validate: bool,
+        combine: Combine, validate: bool,
     ) -> bool:  # fmt: skip
         """Write estimates of the coordinates from `offset` on to `out`, `(..., length)`.
 
@@ -44,7 +45,7 @@ class Kernels(Protocol):
 
     def add_residual(
         self, out: Tensor, vector: Tensor, table: Tensor, seed: HashSeed, *, layout: SketchLayout,
-        scale: float, mean: bool,
+        scale: float, combine: Combine,
     ) -> bool:  # fmt: skip
         """Add `scale` times what a table's estimates miss of a vector, in one pass.
 
@@ -52,9 +53,30 @@ class Kernels(Protocol):
         """
 
     def top_k(
-        self, tables: Tensor, seed: HashSeed, count: int, *, layout: SketchLayout, mean: bool
+        self, tables: Tensor, seed: HashSeed, count: int, *, layout: SketchLayout, combine: Combine
     ) -> tuple[Tensor, Tensor]:
         """Estimates `(..., count)` that are largest in size, in that order, and their indices."""
+
+    def encode_items(
+        self, keys: Tensor, values: Tensor, seed: HashSeed, *, layout: SketchLayout,
+        offsets: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        """Tables of each person's items `(people, rows, cols)`, or of all items `(rows, cols)`.
+
+        A person's items are those from `offsets[person]` to the next person's; a single value is
+        that of all items.
+        """
+
+    def query_items(
+        self,
+        tables: Tensor,
+        keys: Tensor,
+        seed: HashSeed,
+        *,
+        layout: SketchLayout,
+        combine: Combine,
+    ) -> Tensor:
+        """Estimates of these keys, `(..., keys)`, from finite tables."""
 
     def round_cells(
         self, tables: Tensor, step: float, bits: int, keys: Tensor, out: Tensor, *, shift: float,

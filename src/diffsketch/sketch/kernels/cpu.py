@@ -1,4 +1,4 @@
-"""Kernels for CPU tensors: how the work is cut; the loops are in `cpu_blocked`, `cpu_pairwise`.
+"""Kernels for CPU tensors: how the work is cut; the loops are in the other `cpu_*` files.
 
 The bits of a result depend on the vector and the sketch only, never on the number of threads. An
 encode either adds into the table itself, the rows shared out among the threads, or, where they
@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from diffsketch.compiled import compiled, run_tasks, threads_for
-from diffsketch.sketch.hashing import MAX_ROWS, HashSeed, SketchLayout
-from diffsketch.sketch.kernels import cpu_blocked, cpu_pairwise
+from diffsketch.sketch.hashing import MAX_ROWS, Geometry, HashSeed, SketchLayout
+from diffsketch.sketch.kernels import cpu_blocked, cpu_items, cpu_pairwise
 from diffsketch.sketch.kernels.cpu_lanes import BYTES, adder, combiner
+from diffsketch.sketch.kernels.estimators import Combine
 
 Array: TypeAlias = npt.NDArray[np.float32 | np.float64]
 
@@ -37,10 +38,11 @@ _APART = 1 << 20  # bytes between tables to which two threads add at random plac
 _COUNT_AS_ONE = {"pairwise": 4, "blocked": 20}
 _STREAM = 1 << 24  # bytes of output from which on it is written past the caches
 _PIECE = 1 << 16  # coordinates whose estimates stay in the caches
-_PLACES = np.arange(MAX_ROWS) * (2 * cpu_pairwise.PIECE)
+_ROWS_AT = np.arange(MAX_ROWS) * (2 * cpu_pairwise.PIECE)  # where scratch has them, as codes
 _STRETCH = 1 << 20  # those that a search for the largest estimates holds at a time
 _ROUNDED = 1 << 10  # cells whose random numbers are drawn at once
 _SAMPLE = 1 << 14  # numbers that tell where the largest begin
+_ITEMS_SPARE = 1 << 23  # bytes of partial tables of items that are always allowed
 
 
 class _Plan(NamedTuple):
@@ -126,16 +128,13 @@ def _encode_halves(vectors: Tensor, seed: HashSeed, layout: SketchLayout, offset
     return table
 
 
-def _run_short(kernel: Any, batch: Array, threads: int, *arguments: Any, scratch: int) -> bool:
-    """Run a loop over a batch of short vectors; False if, on one thread, it returns that."""
-    if threads == 1:
-        return kernel(0, 1, batch, *arguments, np.empty(scratch, batch.dtype)) is not False
-    tasks = min(len(batch), 4 * threads)
+def _run_short(kernel: Any, batch: Array, threads: int, *arguments: Any, scratch: int) -> None:
+    """Run a loop over a batch of short vectors."""
+    tasks = 1 if threads == 1 else min(len(batch), 4 * threads)
     run_tasks(
         kernel, tasks, threads, tasks, batch, *arguments,
         scratch=lambda: (np.empty(scratch, batch.dtype),),
     )  # fmt: skip
-    return True
 
 
 def _encode_long(
@@ -157,7 +156,7 @@ def _encode_long(
         else:
             bands = shares // math.gcd(shares, rows)  # so that shares are of equal size
         run_tasks(
-            cpu_blocked.encode_long, items * parts * shares, threads,
+            cpu_blocked.encode, items * parts * shares, threads,
             batch, offset, tables, parts, shares, bands, cols, block, runs, words,
             scratch=lambda: _codes(cpu_blocked.BATCH, rows),
         )  # fmt: skip
@@ -181,25 +180,20 @@ def _encode_long(
 
 
 def query(
-    tables: Tensor,
-    seed: HashSeed,
-    out: Tensor,
-    *,
-    layout: SketchLayout,
-    offset: int,
-    mean: bool,
-    validate: bool,
-) -> bool:
+    tables: Tensor, seed: HashSeed, out: Tensor, *, layout: SketchLayout, offset: int,
+    combine: Combine, validate: bool,
+) -> bool:  # fmt: skip
     """Write estimates of the coordinates from `offset` on to `out`, `(..., length)`.
 
     False, and nothing is written, if the tables are to be validated and not finite.
     """
     result, table = out.numpy(), tables.numpy().reshape(-1, layout.rows, layout.cols)
-    if not result.size:
-        return not validate or bool(cpu_blocked.all_finite(table))
-    result = result.reshape(-1, result.shape[-1])
-    threads = _threads(result.size, layout)
-    return _estimate(table, seed, result, layout, offset, mean, threads, validate)
+    if validate and not cpu_blocked.all_finite(table):
+        return False
+    if result.size:
+        result = result.reshape(-1, result.shape[-1])
+        _estimate(table, seed, result, layout, offset, combine, _threads(result.size, layout))
+    return True
 
 
 def _padded(table: Array, result_bytes: int, layout: SketchLayout) -> Array:
@@ -215,51 +209,48 @@ def _padded(table: Array, result_bytes: int, layout: SketchLayout) -> Array:
 
 
 def _estimate(
-    table: Array, seed: HashSeed, result: Array, layout: SketchLayout, offset: int, mean: bool,
-    threads: int, validate: bool,
-) -> bool:  # fmt: skip
-    """Write estimates, unless the tables are to be validated and not finite: then False."""
+    table: Array, seed: HashSeed, result: Array, layout: SketchLayout, offset: int,
+    combine: Combine, threads: int,
+) -> None:  # fmt: skip
     (items, length), rows, size = result.shape, layout.rows, table.itemsize
     # Padded tables are those of a long vector, of which this is a piece.
     kind = "long" if table.shape[2] > layout.cols else _plan(length, layout, size).kind
-    if validate and (kind != "short" or threads > 1):
-        if not cpu_blocked.all_finite(table):
-            return False
-        validate = False
     if kind == "short":
         short = _short(seed, layout, offset, length, size)
-        return _run_short(
+        _run_short(
             cpu_blocked.query_short, result, threads, table, offset % short.block, *short.query,
-            combiner(rows, size, mean=mean).address, validate, scratch=short.query_scratch,
+            combiner(rows, size, combine).address, scratch=short.query_scratch,
         )  # fmt: skip
+        return
     if kind == "long" and table.shape[2] == layout.cols:
         table = _padded(table, result.nbytes, layout)
     place, row = result.ctypes.data - offset * size, length * size if items > 1 else 0
     aligned = (place | row | layout.geometry.block * size) % BYTES == 0
     stream = aligned and result.nbytes >= _STREAM
-    kernel, arguments, scratch = _query_loop(layout, seed, table.dtype, mean, stream=stream)
+    loops, arguments, scratch = _query_loops(layout, seed, table.dtype, combine, stream=stream)
     parts = 1 if threads == 1 else -(-4 * threads // items)
     run_tasks(
-        kernel, items * parts, threads, table, result, offset, parts, *arguments, scratch=scratch
-    )
-    return True
+        loops.query, items * parts, threads, table, result, offset, parts, *arguments,
+        scratch=scratch,
+    )  # fmt: skip
 
 
-def _query_loop(
-    layout: SketchLayout, seed: HashSeed, dtype: np.dtype[Any], mean: bool, *, stream: bool = False
-) -> tuple[Any, tuple[Any, ...], Callable[[], tuple[Any, ...]]]:
-    """The loop that estimates parts of long vectors, its last arguments, and its scratch."""
+def _query_loops(
+    layout: SketchLayout, seed: HashSeed, dtype: np.dtype[Any], combine: Combine, *,
+    stream: bool = False,
+) -> tuple[Any, tuple[Any, ...], Callable[[], tuple[Any, ...]]]:  # fmt: skip
+    """The loops that estimate parts of long vectors, their last arguments, and their scratch."""
     rows, words, size = layout.rows, seed.words_for(layout.rows), dtype.itemsize
     if layout.family == "pairwise":
-        combine = combiner(rows, size, mean=mean, lanewise=True)
+        estimates = combiner(rows, size, combine, lanewise=True)
         return (
-            cpu_pairwise.query, (words, combine.address, _PLACES),
+            cpu_pairwise, (words, estimates.address, _ROWS_AT),
             lambda: (_bits(), np.empty((rows + 1) * cpu_pairwise.PIECE, dtype)),
         )  # fmt: skip
     block, runs, lanes = layout.geometry.block, layout.geometry.runs, BYTES // size
-    combine = combiner(rows, size, mean=mean, stream=stream)
+    estimates = combiner(rows, size, combine, stream=stream)
     return (
-        cpu_blocked.query_long, (layout.cols, block, runs, words, combine.address),
+        cpu_blocked, (layout.cols, block, runs, words, estimates.address),
         lambda: (
             *_codes(cpu_blocked.BATCH, rows), np.empty((2, rows), np.int64),
             np.empty((rows, lanes), dtype), _aligned(min(block, 4096) + lanes, dtype),
@@ -270,37 +261,98 @@ def _query_loop(
 
 def add_residual(
     out: Tensor, vector: Tensor, table: Tensor, seed: HashSeed, *, layout: SketchLayout,
-    scale: float, mean: bool,
+    scale: float, combine: Combine,
 ) -> bool:  # fmt: skip
     """Add `scale` times what a table's estimates miss of a vector, piece by piece."""
     total, cells, size = out.numpy(), table.numpy()[None], min(_PIECE, layout.dim)
     if layout.family == "blocked":
         cells = _padded(cells, total.nbytes, layout)
-    _, arguments, scratch = _query_loop(layout, seed, total.dtype, mean)
-    kernel = (cpu_blocked if layout.family == "blocked" else cpu_pairwise).add_residual
+    loops, arguments, scratch = _query_loops(layout, seed, total.dtype, combine)
     run_tasks(
-        kernel, -(-layout.dim // _PIECE), _threads(layout.dim, layout),
+        loops.add_residual, -(-layout.dim // _PIECE), _threads(layout.dim, layout),
         cells, total, vector.numpy(), total.dtype.type(scale), *arguments,
         scratch=lambda: (*scratch(), _aligned(size, total.dtype)),
     )  # fmt: skip
     return True
 
 
+def encode_items(
+    keys: Tensor, values: Tensor, seed: HashSeed, *, layout: SketchLayout, offsets: Tensor | None
+) -> Tensor:
+    """Tables of each person's items `(people, rows, cols)`, or of all items `(rows, cols)`."""
+    numbers, shape, count = values.numpy(), (layout.rows, layout.cols), len(keys)
+    threads = threads_for(count * layout.rows // _COUNT_AS_ONE["pairwise"])
+    if offsets is not None:
+        starts, tables = offsets.numpy(), np.zeros((len(offsets) - 1, *shape), numbers.dtype)
+        groups = min(len(tables), 1 if threads == 1 else 4 * threads)
+    else:
+        # Parts of the items, as if of a few people, in a number that follows from the sizes alone.
+        # In float64, since a million times one is a large number to add to in float32.
+        spare = max(_ITEMS_SPARE, 2 * count) // (8 * math.prod(shape))
+        groups = max(1, min(_MAX_PARTS, spare, count // _LONG))
+        starts, tables = np.arange(groups + 1) * count // groups, np.zeros((groups, *shape))
+    shares = min(layout.rows, -(-threads // max(1, groups)))
+    run_tasks(
+        cpu_items.encode, groups * shares, threads,
+        keys.numpy().view(np.uint64), numbers, starts, tables, shares, groups,
+        *_item_hashes(layout, seed),
+        scratch=lambda: (
+            *_item_scratch(), np.empty(cpu_pairwise.PIECE, numbers.dtype),
+            np.empty(cpu_pairwise.PIECE, np.int64),
+        ),
+    )  # fmt: skip
+    if offsets is None:
+        for part in tables[1:]:
+            tables[0] += part
+        tables = tables[0].astype(numbers.dtype)
+    return torch.from_numpy(tables)
+
+
+def query_items(
+    tables: Tensor, keys: Tensor, seed: HashSeed, *, layout: SketchLayout, combine: Combine
+) -> Tensor:
+    """Estimates of these keys, `(..., keys)`, from finite tables."""
+    rows, batch = layout.rows, tables.numpy().reshape(-1, layout.rows, layout.cols)
+    out = np.empty((len(batch), len(keys)), batch.dtype)
+    threads = threads_for(out.size * rows // _COUNT_AS_ONE["pairwise"])
+    parts = 1 if threads == 1 else -(-4 * threads // len(batch))
+    run_tasks(
+        cpu_items.query, len(batch) * parts, threads,
+        batch, out, keys.numpy().view(np.uint64), parts, *_item_hashes(layout, seed),
+        combiner(rows, batch.itemsize, combine, lanewise=True).address, _ROWS_AT,
+        scratch=lambda: (*_item_scratch(), np.empty((rows + 1) * cpu_pairwise.PIECE, batch.dtype)),
+    )  # fmt: skip
+    return torch.from_numpy(out.reshape(*tables.shape[:-2], len(keys)))
+
+
+def _item_hashes(layout: SketchLayout, seed: HashSeed) -> tuple[Any, ...]:
+    """Arguments that say how keys are hashed: the pairwise family has no blocks."""
+    words, is_blocked = seed.words_for(layout.rows), layout.family == "blocked"
+    geometry = layout.geometry if is_blocked else Geometry(0, 1, 1)
+    return geometry.block, geometry.runs, words
+
+
+def _item_scratch() -> tuple[Any, ...]:
+    """Sign bits, runs, places in them, and columns."""
+    words, numbers = (np.empty((3, cpu_pairwise.PIECE), kind) for kind in (np.uint32, np.uint64))
+    return words[:2], *numbers[:2], words[2]
+
+
 def top_k(
-    tables: Tensor, seed: HashSeed, count: int, *, layout: SketchLayout, mean: bool
+    tables: Tensor, seed: HashSeed, count: int, *, layout: SketchLayout, combine: Combine
 ) -> tuple[Tensor, Tensor]:
     """Estimates `(..., count)` largest in size and their coordinates; the first of equals."""
     batch = tables.numpy().reshape(-1, layout.rows, layout.cols)
     values = np.empty((len(batch), count), batch.dtype)
     indices = np.empty((len(batch), count), np.int64)
     for table, to, places in zip(batch, values, indices, strict=True):
-        to[:], places[:] = _top_k(table[None], seed, count, layout, mean)
+        to[:], places[:] = _top_k(table[None], seed, count, layout, combine)
     shape = (*tables.shape[:-2], count)
     return torch.from_numpy(values.reshape(shape)), torch.from_numpy(indices.reshape(shape))
 
 
 def _top_k(
-    table: Array, seed: HashSeed, count: int, layout: SketchLayout, mean: bool
+    table: Array, seed: HashSeed, count: int, layout: SketchLayout, combine: Combine
 ) -> tuple[Array, npt.NDArray[np.int64]]:
     """Sort the estimates above a limit, guessed from a sample to leave few more than `count`.
 
@@ -312,7 +364,7 @@ def _top_k(
 
     def estimate(start: int, scratch: Array) -> Array:
         values: Array = scratch[: dim - start]
-        _estimate(table, seed, values[None], layout, start, mean, threads, False)
+        _estimate(table, seed, values[None], layout, start, combine, threads)
         return values
 
     scratch = _aligned(min(dim, _STRETCH), table.dtype)

@@ -122,16 +122,13 @@ def encode_short(
 @compiled
 def query_short(
     task: Any, tasks: Any, outs: Any, tables: Any, lead: Any, block: Any, width: Any, codes: Any,
-    signs: Any, combine: Any, validate: Any, scratch: Any,
-) -> Any:  # fmt: skip
+    signs: Any, combine: Any, scratch: Any,
+) -> None:  # fmt: skip
     """Estimates of short vectors that begin `lead` coordinates into their first block.
 
     `scratch` is for a table whose rows repeat their start, so that no block has to go around the
-    end; and, since whole vectors are written, for those that would go beyond the results. False,
-    and nothing is written, if any table is to be validated and not finite.
+    end; and, since whole vectors are written, for those that would go beyond the results.
     """
-    if validate and not all_finite(tables):
-        return False
     (items, length), (rows, cols) = outs.shape, tables.shape[1:]
     count, lanes, border = signs.shape[1], 64 // scratch.itemsize, rows * width
     whole = 0 if lead else max(0, (length - max(block, lanes)) // block + 1)
@@ -149,11 +146,10 @@ def query_short(
         call(combine, (rest, cells, after, count - whole, block, more, further))
         for i in range(done, length):
             out[i] = scratch[border + lead + i - done]
-    return True
 
 
 @compiled
-def encode_long(
+def encode(
     task: Any, vectors: Any, offset: Any, tables: Any, parts: Any, shares: Any, bands: Any,
     cols: Any, block: Any, runs: Any, words: Any, codes: Any, signs: Any,
 ) -> None:  # fmt: skip
@@ -218,7 +214,7 @@ def encode_long(
 
 
 @compiled
-def query_long(
+def query(
     task: Any, tables: Any, outs: Any, offset: Any, parts: Any, cols: Any, block: Any, runs: Any,
     words: Any, combine: Any, codes: Any, signs: Any, scratch: Any, ends: Any, border: Any,
     phase: Any,
@@ -300,7 +296,7 @@ def add_residual(
     """
     first = task * estimates.size
     part = estimates[: out.size - first]
-    query_long(
+    query(
         0, tables, part.reshape(1, part.size), first, 1, cols, block, runs, words, combine, codes,
         signs, scratch, ends, border, phase,
     )  # fmt: skip

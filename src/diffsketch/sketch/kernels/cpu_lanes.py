@@ -6,7 +6,7 @@ vectors to whatever the processor has. Nothing here checks bounds.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, reduce
 from typing import Any
 
 from llvmlite import ir
@@ -15,7 +15,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from diffsketch.compiled import compiled_callback
-from diffsketch.sketch.kernels.networks import median_network, middle
+from diffsketch.sketch.kernels.estimators import Combine, estimator
 
 BYTES = 64
 GROUP = 16  # coordinates that are hashed one by one, at once
@@ -258,30 +258,27 @@ def call(typingctx: Any, function: Any, arguments: Any) -> Any:
     return types.void(types.int64, arguments), codegen
 
 
-def _middle_of(lanes: Lanes, values: list[Any]) -> Any:
-    """The median of vectors, lane by lane, by a network of minima and maxima.
+def _estimate(lanes: Lanes, combine: Combine, values: list[Any]) -> Any:
+    """Estimates from vectors of cells, lane by lane.
 
-    Flags let LLVM use one instruction for each: no NaN comes here.
+    Flags let LLVM use one instruction for a minimum or maximum: no NaN comes here.
     """
     builder, flags = lanes.builder, ("nnan", "nsz")
-    for i, j in median_network(len(values)):
+    comparators, places = estimator(combine, len(values))
+    for i, j in comparators:
         pair = values[i], values[j]
         values[i], values[j] = (
             lanes.call(f"llvm.{name}.{lanes.suffix}", lanes.real, *pair, fastmath=flags)
             for name in ("minnum", "maxnum")
         )
-    low, high = middle(len(values))
-    if low == high:
-        return values[low]
-    half = ir.Constant(lanes.real, [0.5] * lanes.count)
-    return builder.fadd(builder.fmul(values[low], half), builder.fmul(values[high], half))
-
-
-def _mean_of(lanes: Lanes, values: list[Any]) -> Any:
-    total = values[0]
-    for value in values[1:]:
-        total = lanes.builder.fadd(total, value)
-    return lanes.builder.fdiv(total, ir.Constant(lanes.real, [float(len(values))] * lanes.count))
+    first, *others = (values[place] for place in places)
+    if len(others) == 1:  # halved before they are added, since that cannot overflow
+        half = ir.Constant(lanes.real, [0.5] * lanes.count)
+        return builder.fadd(builder.fmul(first, half), builder.fmul(others[0], half))
+    total = reduce(builder.fadd, others, first)
+    if not others:
+        return total
+    return builder.fdiv(total, ir.Constant(lanes.real, [float(len(places))] * lanes.count))
 
 
 def _each_vector(lanes: Lanes, rows: int, args: Any, emit: Any) -> None:
@@ -375,7 +372,7 @@ def adder(rows: int, itemsize: int) -> Any:
 
 @cache
 def combiner(
-    rows: int, itemsize: int, *, mean: bool, stream: bool = False, lanewise: bool = False
+    rows: int, itemsize: int, combine: Combine, *, stream: bool = False, lanewise: bool = False
 ) -> Any:
     """Compile what combines the rows of a table into estimates, in registers.
 
@@ -389,7 +386,7 @@ def combiner(
     """
 
     @intrinsic
-    def combine(
+    def combine_rows(
         typingctx: Any, to: Any, table: Any, codes: Any, blocks: Any, count: Any, steps: Any,
         phases: Any,
     ) -> Any:  # fmt: skip
@@ -412,7 +409,7 @@ def combiner(
                     ]
                 values = [lanes.load(lanes.pointer(table, builder.add(at, k))) for at in places]
                 values = [lanes.flip(*both) for both in zip(values, flips, strict=True)]
-                value = (_mean_of if mean else _middle_of)(lanes, values)
+                value = _estimate(lanes, combine, values)
                 if not lanewise:
                     value = lanes.flip(value, signs)
                 out = builder.add(builder.mul(block, args[4]), k)
@@ -426,7 +423,7 @@ def combiner(
     def estimate(
         to: Any, table: Any, codes: Any, blocks: Any, count: Any, steps: Any, phases: Any
     ) -> None:
-        combine(to, table, codes, blocks, count, steps, phases)
+        combine_rows(to, table, codes, blocks, count, steps, phases)
 
-    name = f"combine_{rows}_{itemsize}_{mean:d}{stream:d}{lanewise:d}"
+    name = f"{combine}_{rows}_{itemsize}_{stream:d}{lanewise:d}"
     return compiled_callback(estimate, 7, name)

@@ -25,6 +25,9 @@ from torch.nn.functional import pad
 from triton.runtime import driver
 
 from diffsketch.sketch.hashing import HashSeed, SketchLayout
+from diffsketch.sketch.kernels.estimators import Combine, estimator
+from diffsketch.sketch.kernels.gpu_items import encode_items as encode_items
+from diffsketch.sketch.kernels.gpu_items import query_items as query_items
 from diffsketch.sketch.kernels.gpu_triton import (
     add_partials_kernel,
     encode_narrow_kernel,
@@ -36,7 +39,6 @@ from diffsketch.sketch.kernels.gpu_triton import (
     scatter_kernel,
     unpack_kernel,
 )
-from diffsketch.sketch.kernels.networks import median_network
 
 # Tile sizes and warps: the fastest of those tried on an H200.
 _LONG_BLOCK = 256  # from here on a tile lies in a block or two
@@ -151,7 +153,7 @@ def query(
     *,
     layout: SketchLayout,
     offset: int,
-    mean: bool,
+    combine: Combine,
     validate: bool,
 ) -> bool:
     """Write estimates of the coordinates from `offset` on to `out`, `(..., length)`.
@@ -162,18 +164,18 @@ def query(
     if not tables.numel():
         return True
     largest = torch.linalg.vector_norm(tables, ord=math.inf) if validate else None
-    _query(tables, seed, out, layout, offset, mean=mean)
+    _query(tables, seed, out, layout, offset, combine=combine)
     return largest is None or math.isfinite(largest.item())
 
 
 def add_residual(
     out: Tensor, vector: Tensor, table: Tensor, seed: HashSeed, *, layout: SketchLayout,
-    scale: float, mean: bool,
+    scale: float, combine: Combine,
 ) -> bool:  # fmt: skip
     """Add `scale` times what a table's estimates miss of a vector; False if it takes two passes."""
     if table.dtype != torch.float32:  # which Triton takes the scale in
         return False
-    return _query(table, seed, out, layout, 0, mean=mean, missed=(vector, scale))
+    return _query(table, seed, out, layout, 0, combine=combine, missed=(vector, scale))
 
 
 def _query(
@@ -183,7 +185,7 @@ def _query(
     layout: SketchLayout,
     offset: int,
     *,
-    mean: bool,
+    combine: Combine,
     missed: tuple[Tensor, float] | None = None,
 ) -> bool:
     """Write estimates; or add what they miss of a vector, so many times, to what is there.
@@ -194,7 +196,7 @@ def _query(
     if not out.numel():
         return True
     case = _Case(layout, out.numel() // length, offset, length, tables.dtype, device)
-    is_wide, launch = _query_plan(case, mean, missed is not None)
+    is_wide, launch = _query_plan(case, combine, missed is not None)
     if missed is not None and not is_wide:
         return False
     with _on(device):
@@ -208,11 +210,11 @@ def _query(
 
 
 def top_k(
-    tables: Tensor, seed: HashSeed, count: int, *, layout: SketchLayout, mean: bool
+    tables: Tensor, seed: HashSeed, count: int, *, layout: SketchLayout, combine: Combine
 ) -> tuple[Tensor, Tensor]:
     """Estimates `(..., count)` that are largest in size, in that order, and their indices."""
     estimates = tables.new_empty((*tables.shape[:-2], layout.dim))
-    query(tables, seed, estimates, layout=layout, offset=0, mean=mean, validate=False)
+    query(tables, seed, estimates, layout=layout, offset=0, combine=combine, validate=False)
     indices = estimates.abs().topk(count, dim=-1).indices
     return estimates.gather(-1, indices), indices
 
@@ -311,12 +313,13 @@ def _gather_plan(case: _Case) -> tuple[int, _Launch, _Launch]:
 
 
 @lru_cache(maxsize=1024)
-def _query_plan(case: _Case, mean: bool, residual: bool) -> tuple[bool, _Launch]:
+def _query_plan(case: _Case, combine: Combine, residual: bool) -> tuple[bool, _Launch]:
     """Whether the rows are long, and the launch that estimates."""
     layout, runs = case.layout, case.layout.geometry.runs
-    network = () if mean else tuple(k for pair in median_network(layout.rows) for k in pair)
+    comparators, places = estimator(combine, layout.rows)
+    network = tuple(k for pair in comparators for k in pair)
     is_wide = layout.family == "blocked" and case.block >= _LONG_BLOCK
-    common = (layout.rows, network, mean, case.index, _accumulator(case.dtype))
+    common = (layout.rows, network, places, case.index, _accumulator(case.dtype))
     last: tuple[Any, ...]
     if is_wide:
         tile = min(case.block, _QUERY_TILE)

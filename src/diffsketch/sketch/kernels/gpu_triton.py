@@ -245,18 +245,18 @@ def _compare(values, i: tl.constexpr, j: tl.constexpr):
 
 
 @triton.jit
-def _combine(values, ROWS: tl.constexpr, NETWORK: tl.constexpr, MEAN: tl.constexpr):
-    """Median of the rows' values (the two middle ones averaged if even), or their mean."""
-    if MEAN:
-        total = values[0]
-        for j in tl.static_range(1, ROWS):
-            total += values[j]
-        return total / ROWS
+def _combine(values, NETWORK: tl.constexpr, PLACES: tl.constexpr):
+    """The estimate of `estimators.Estimator`: comparators, then the average of some places."""
     for c in tl.static_range(0, len(NETWORK), 2):
         values = _compare(values, NETWORK[c], NETWORK[c + 1])
-    if ROWS % 2 == 1:
-        return values[ROWS // 2]
-    return values[ROWS // 2 - 1] * 0.5 + values[ROWS // 2] * 0.5
+    if len(PLACES) == 1:
+        return values[PLACES[0]]
+    if len(PLACES) == 2:  # halved before they are added, since that cannot overflow
+        return values[PLACES[0]] * 0.5 + values[PLACES[1]] * 0.5
+    total = values[PLACES[0]]
+    for k in tl.static_range(1, len(PLACES)):
+        total += values[PLACES[k]]
+    return total / len(PLACES)
 
 
 @triton.jit(do_not_specialize=_SIZES)
@@ -264,7 +264,7 @@ def query_wide_kernel(
     table_ptr, out_ptr, other_ptr, words_ptr, scale,
     offset, end, cols, runs, tiles,
     BLOCK: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr, NETWORK: tl.constexpr,
-    MEAN: tl.constexpr, INDEX: tl.constexpr, ACC: tl.constexpr, SPAN: tl.constexpr,
+    PLACES: tl.constexpr, INDEX: tl.constexpr, ACC: tl.constexpr, SPAN: tl.constexpr,
     RESIDUAL: tl.constexpr,
 ):  # fmt: skip
     """Estimates to `out`; with `RESIDUAL`, `scale` times what they miss of `other` is added."""
@@ -292,12 +292,12 @@ def query_wide_kernel(
         if last + TILE <= cols:
             _query_tile(
                 table_ptr, out_ptr, other_ptr, scale, starts, base, step, phase, offset, end, cols,
-                TILE, ROWS, NETWORK, MEAN, False, RESIDUAL, ACC,
+                TILE, ROWS, NETWORK, PLACES, False, RESIDUAL, ACC,
             )  # fmt: skip
         else:
             _query_tile(
                 table_ptr, out_ptr, other_ptr, scale, starts, base, step, phase, offset, end, cols,
-                TILE, ROWS, NETWORK, MEAN, True, RESIDUAL, ACC,
+                TILE, ROWS, NETWORK, PLACES, True, RESIDUAL, ACC,
             )  # fmt: skip
 
 
@@ -311,7 +311,7 @@ def _start(word, place, cols):
 @triton.jit
 def _query_tile(
     table_ptr, out_ptr, other_ptr, scale, starts, base, step, phase, offset, end, cols,
-    TILE: tl.constexpr, ROWS: tl.constexpr, NETWORK: tl.constexpr, MEAN: tl.constexpr,
+    TILE: tl.constexpr, ROWS: tl.constexpr, NETWORK: tl.constexpr, PLACES: tl.constexpr,
     WRAP: tl.constexpr, RESIDUAL: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     lane = tl.arange(0, TILE)
@@ -319,7 +319,7 @@ def _query_tile(
     for j in tl.static_range(1, ROWS):
         values = values + (_wide_cell(table_ptr, j, starts[j], cols, lane, WRAP, ACC),)
     turn = step * lane.to(tl.uint32) + phase
-    result = _signed(_combine(values, ROWS, NETWORK, MEAN), turn, ACC)
+    result = _signed(_combine(values, NETWORK, PLACES), turn, ACC)
     place = (base - offset) + lane
     if (base >= offset) & (base + TILE <= end):
         if RESIDUAL:
@@ -348,7 +348,7 @@ def _wide_cell(table_ptr, row, start, cols, lane, WRAP: tl.constexpr, ACC: tl.co
 def query_narrow_kernel(
     table_ptr, out_ptr, words_ptr, offset, end, cols, runs, tiles,
     BLOCK: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr, NETWORK: tl.constexpr,
-    MEAN: tl.constexpr, INDEX: tl.constexpr, ACC: tl.constexpr, PAIRWISE: tl.constexpr,
+    PLACES: tl.constexpr, INDEX: tl.constexpr, ACC: tl.constexpr, PAIRWISE: tl.constexpr,
 ):  # fmt: skip
     item = (tl.program_id(0) // tiles).to(tl.int64)
     table_ptr += item * ROWS * cols
@@ -360,7 +360,7 @@ def query_narrow_kernel(
     for j in tl.static_range(1, ROWS):
         cell = _narrow_cell(table_ptr, words_ptr, j, index, valid, runs, cols, BLOCK, PAIRWISE, ACC)
         values = values + (cell,)
-    result = _combine(values, ROWS, NETWORK, MEAN)
+    result = _combine(values, NETWORK, PLACES)
     tl.store(out_ptr + item * (end - offset) + (index - offset), result, mask=valid)
 
 

@@ -1,4 +1,4 @@
-"""Selection networks, by the zero-one principle: every input of zeros and ones, where feasible."""
+"""Estimators: selection networks by the zero-one principle, every input where feasible."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from diffsketch.sketch.kernels.networks import Network, median_network, middle
+from diffsketch.sketch.kernels.estimators import Network, estimator
 
 
 def apply(network: Network, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -23,21 +23,23 @@ def finds_the_middle(network: Network, rows: int) -> bool:
         inputs = np.array(list(itertools.product((0.0, 1.0), repeat=rows))).T
     else:
         inputs = np.random.default_rng(rows).standard_normal((rows, 2000))
-    low, high = middle(rows)
-    result = apply(network, inputs)
-    ordered = np.sort(inputs, axis=0)
-    return np.array_equal(np.sort(result[[low, high]], axis=0), ordered[[low, high]])
+    middle = [(rows - 1) // 2, rows // 2]
+    result, ordered = apply(network, inputs), np.sort(inputs, axis=0)
+    return np.array_equal(np.sort(result[middle], axis=0), ordered[middle])
 
 
 @pytest.mark.parametrize("rows", range(1, 65))
-def test_median_network(rows: int) -> None:
-    assert finds_the_middle(median_network(rows), rows)
+def test_median(rows: int) -> None:
+    comparators, places = estimator("median", rows)
+    assert finds_the_middle(comparators, rows)
+    assert places == tuple(sorted({(rows - 1) // 2, rows // 2}))
+    assert estimator("mean", rows) == ((), tuple(range(rows)))
 
 
 @pytest.mark.parametrize("rows", [3, 5, 7, 9, 10])
 def test_every_comparator_is_needed_somewhere(rows: int) -> None:
     """Negative control: the check notices a missing comparator."""
-    network = median_network(rows)
+    network = estimator("median", rows).comparators
     assert not all(
         finds_the_middle(network[:k] + network[k + 1 :], rows) for k in range(len(network))
     )

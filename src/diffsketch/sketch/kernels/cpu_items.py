@@ -1,0 +1,146 @@
+"""Items (key, value) of both families, compiled by Numba. Sizes and types are checked before.
+
+Keys are taken in chunks: loops that use vector instructions write their columns in one row after
+the other, with the sign bits of all rows; then the cells are looked up.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import int64, njit, uint32, uint64
+
+from diffsketch.compiled import compiled
+from diffsketch.sketch.kernels.cpu_blocked import mix64
+from diffsketch.sketch.kernels.cpu_lanes import GROUP, address, call
+from diffsketch.sketch.kernels.cpu_pairwise import PIECE
+
+
+@njit
+def _hash_signs(
+    keys: Any, block: Any, runs: Any, words: Any, bits: Any, numbers: Any, places: Any
+) -> None:
+    """Write the sign bits of keys: of the first 32 rows, and of the others.
+
+    In the blocked family (`block` is not 0) it is one bit for all rows, and each key's run is
+    written, and its place in the run.
+    """
+    first_key, second_key, lower, upper = words[0], words[1], bits[0], bits[1]
+    if block:
+        size, many = uint64(block), uint64(runs)
+        for k in range(keys.size):
+            number = keys[k] // size
+            into, slot = keys[k] - number * size, number // many
+            numbers[k], places[k] = number - slot * many, slot * size + into
+            h = mix64(number, first_key, second_key)
+            turn = uint32((h >> uint64(32)) * into + h) >> uint32(31)
+            lower[k] = upper[k] = uint32(0) - turn
+        return
+    for k in range(keys.size):
+        h = mix64(keys[k], first_key, second_key)
+        lower[k], upper[k] = uint32(h), uint32(h >> uint64(32))
+
+
+@njit
+def _hash_columns(
+    keys: Any, row: Any, cols: Any, block: Any, words: Any, bits: Any,
+    numbers: Any, places: Any, cells: Any,
+) -> None:  # fmt: skip
+    """Write the columns of keys in a row; in the blocked family, flip the signs of some runs."""
+    low, high, add, wide = words[2 + 3 * row], words[3 + 3 * row], words[4 + 3 * row], uint64(cols)
+    if block:
+        flips, bit = bits[row // 32], uint32(row % 32)
+        for k in range(keys.size):
+            h = mix64(numbers[k], low, high)
+            place = places[k] + (((h >> uint64(32)) * wide) >> uint64(32))
+            cells[k] = uint32(place - wide if place >= wide else place)
+            flips[k] ^= uint32(h & uint64(1)) << bit
+    else:
+        for k in range(keys.size):
+            h = low * (keys[k] & uint64(0xFFFFFFFF)) + high * (keys[k] >> uint64(32)) + add
+            cells[k] = uint32(((h >> uint64(32)) * wide) >> uint64(32))
+
+
+@njit
+def _sign(values: Any, at: Any, flips: Any, bit: Any, count: Any, signed: Any) -> None:
+    """Write values, or the only one, with their signs in a row."""
+    if values.size == 1:
+        for k in range(uint64(count)):
+            sign = 1 - 2 * int64((flips[k] >> bit) & uint32(1))
+            signed[k] = values[0] * values.dtype.type(sign)
+        return
+    begin = uint64(at)
+    for k in range(uint64(count)):
+        sign = 1 - 2 * int64((flips[k] >> bit) & uint32(1))
+        signed[k] = values[begin + k] * values.dtype.type(sign)
+
+
+@njit
+def _add(cells: Any, signed: Any, count: Any, table: Any, begin: Any) -> None:
+    for k in range(uint64(count)):
+        table[begin + uint64(cells[k])] += signed[k]
+
+
+@compiled
+def encode(
+    task: Any, keys: Any, values: Any, starts: Any, tables: Any, shares: Any, groups: Any,
+    block: Any, runs: Any, words: Any, bits: Any, numbers: Any, places: Any, cells: Any,
+    signed: Any, owners: Any,
+) -> None:  # fmt: skip
+    """Add the values of a group of tables to a share of their rows.
+
+    A table has the items from its `starts` to the next one's; a single value is that of all.
+    """
+    rows, cols = tables.shape[1:]
+    group, share, count = task // shares, task % shares, tables.shape[0]
+    table, last = count * group // groups, count * (group + 1) // groups
+    at, end, flat = starts[table], starts[last], tables.reshape(-1)
+    is_own = last - table == 1  # no need to look up whose an item is
+    while at < end:
+        some = keys[at : min(at + PIECE, end)]
+        _hash_signs(some, block, runs, words, bits, numbers, places)
+        if not is_own:
+            for k in range(some.size):
+                while starts[table + 1] <= at + k:
+                    table += 1
+                owners[k] = table * rows * cols
+        for j in range(rows * share // shares, rows * (share + 1) // shares):
+            _hash_columns(some, j, cols, block, words, bits, numbers, places, cells)
+            _sign(values, at, bits[j // 32], uint32(j % 32), some.size, signed)
+            if is_own:
+                _add(cells, signed, some.size, flat, uint64((table * rows + j) * cols))
+            else:
+                for k in range(uint64(some.size)):
+                    flat[uint64(owners[k] + j * cols) + uint64(cells[k])] += signed[k]
+        at += some.size
+
+
+@compiled
+def query(
+    task: Any, tables: Any, outs: Any, keys: Any, parts: Any, block: Any, runs: Any, words: Any,
+    combine: Any, rows_at: Any, bits: Any, numbers: Any, places: Any, cells: Any, values: Any,
+) -> None:  # fmt: skip
+    """Estimates of a part of the keys. `rows_at` says, as codes, where rows of `values` begin.
+
+    `values` have a last row for results.
+    """
+    (rows, cols), count, table = tables.shape[1:], keys.size, tables.reshape(-1)
+    item, part = task // parts, task % parts
+    at, end = count * part // parts, count * (part + 1) // parts
+    last = values[rows * PIECE :]
+    while at < end:
+        some = keys[at : min(at + PIECE, end)]
+        _hash_signs(some, block, runs, words, bits, numbers, places)
+        for j in range(rows):
+            _hash_columns(some, j, cols, block, words, bits, numbers, places, cells)
+            begin, to = uint64((item * rows + j) * cols), uint64(j * PIECE)
+            for k in range(uint64(some.size)):
+                values[to + k] = table[begin + uint64(cells[k])]
+        whole = (some.size + GROUP - 1) // GROUP * GROUP
+        to_last, from_rows = address(last), address(values)
+        call(
+            combine,
+            (to_last, from_rows, address(rows_at), 1, whole, address(bits), address(bits[1])),
+        )
+        outs[item, at : at + some.size] = last[: some.size]
+        at += some.size
