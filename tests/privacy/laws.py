@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import mpmath  # type: ignore[import-untyped]
 import numpy as np
 import numpy.typing as npt
 from scipy import stats
 from torch import Tensor
+
+from diffsketch.privacy.integer_table import CoinsLaw, ExponentialLaw, Law, SkellamLaw
 
 Probabilities = npt.NDArray[np.float64]
 
@@ -53,20 +56,29 @@ def skellam_law(variance: float) -> tuple[int, Probabilities]:
     return 1 - len(one), np.convolve(one, one[::-1])
 
 
-def binomial_law(trials: int, probability: float) -> tuple[int, Probabilities]:
+def binomial_law(trials: int, probability: float = 0.5) -> tuple[int, Probabilities]:
     middle, reach = trials * probability, 40 + 9 * math.sqrt(trials / 4)
     low, high = max(0, math.floor(middle - reach)), min(trials, math.ceil(middle + reach))
     return low, stats.binom.pmf(np.arange(low, high + 1), trials, probability)
 
 
-def exact_weight(name: str, parameters: tuple[float, ...], x: int) -> mpmath.mpf:
-    """A number in proportion to the probability of `x`, in the digits that mpmath is set to."""
-    first = mpmath.mpf(parameters[0])
-    if name == "gaussian":
-        return mpmath.exp(-((x / first) ** 2) / 2)
-    if name == "laplace":
-        return mpmath.exp(-abs(x) / first)
-    if name == "skellam":
-        return mpmath.besseli(abs(x), first) * mpmath.exp(-first)
-    p = mpmath.mpf(parameters[1])
-    return math.comb(int(parameters[0]), x) * p**x * (1 - p) ** int(parameters[0] - x)
+def exact_weight(law: Law, x: int) -> mpmath.mpf:
+    """The weight of `x` by mpmath's functions, in the digits that it is set to."""
+    if isinstance(law, ExponentialLaw):
+        return mpmath.exp(-((abs(x) / mpmath.mpf(law.scale)) ** law.power) / law.power)
+    if isinstance(law, SkellamLaw):
+        variance = mpmath.mpf(law.variance)
+        probability = mpmath.besseli(abs(x), variance) * mpmath.exp(-variance)
+    else:
+        assert isinstance(law, CoinsLaw)
+        tosses = 2 * law.pairs
+        probability = mpmath.binomial(tosses, law.pairs + x) / mpmath.mpf(2) ** tosses
+    return probability * 2**law._shift
+
+
+def words_of(words: list[int], after: int = 0) -> Callable[..., npt.NDArray[np.uint64]]:
+    """A source of random words: these, then others."""
+    rest = iter(words)
+    return lambda count, bits=64: np.array(
+        [next(rest, after) for _ in range(count)], f"u{bits // 8}"
+    )

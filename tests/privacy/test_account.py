@@ -33,8 +33,10 @@ from hypothesis.stateful import (
 from diffsketch.errors import ArgumentError, DataError, MismatchError
 from diffsketch.files import replace_file
 from diffsketch.privacy.accounting import account as module
+from diffsketch.privacy.accounting import budget as budget_module
 from diffsketch.privacy.accounting import events
-from diffsketch.privacy.accounting.account import Account, AccountBusy, Budget, BudgetExceeded
+from diffsketch.privacy.accounting.account import Account, AccountBusy
+from diffsketch.privacy.accounting.budget import Budget, BudgetExceeded
 from diffsketch.privacy.accounting.events import epsilon_for
 from diffsketch.privacy.claim import (
     Basis,
@@ -106,7 +108,7 @@ def test_rounds_of_others_are_taken_from_what_is_reserved(
         composed += 1
         return epsilon_for(event, delta)
 
-    monkeypatch.setattr(module, "epsilon_for", counted)
+    monkeypatch.setattr(budget_module, "epsilon_for", counted)
     one = Account.open(path, budget=BUDGET)
     two, fits = Account.open(path), one.rounds_left(CLAIM)
     composed = 0
@@ -392,7 +394,7 @@ def test_other_formats_are_refused(path: Path) -> None:
 def with_checksum(body: Any) -> bytes:
     """A file with a checksum that fits, as only this code makes it."""
     head = {"format": "diffsketch account", "version": 1, "account": body}
-    return json.dumps({**head, "checksum": module._digest(module._text(body))}).encode()
+    return json.dumps({**head, "checksum": module._digest(budget_module.as_text(body))}).encode()
 
 
 @pytest.mark.parametrize(
@@ -410,7 +412,7 @@ def with_checksum(body: Any) -> bytes:
         {"claim": None},
         {"claim": {"scope": ["client", "replace", "local"]}},
         {"scope": ["client", "replace"]},
-        {"scope": ["person", "replace", "local"]},
+        {"scope": ["planet", "replace", "local"]},
         {"mechanism": ""},
         {"event": {"kind": "gaussian", "noise_multiplier": -1.0}},
         {"event": {"kind": "gaussian", "noise_multiplier": float("inf")}},

@@ -18,13 +18,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from diffsketch.errors import ArgumentError, DiffSketchError, MismatchError
-from diffsketch.privacy.accounting import account as lookahead
+from diffsketch.privacy.accounting import budget as lookahead
 from diffsketch.privacy.accounting import events
-from diffsketch.privacy.accounting.account import (
-    Account,
-    Budget,
-    BudgetExceeded,
-)
+from diffsketch.privacy.accounting.account import Account
+from diffsketch.privacy.accounting.budget import Budget, BudgetExceeded
 from diffsketch.privacy.accounting.calibration import (
     PoissonSampler,
     calibrate,
@@ -392,6 +389,26 @@ def test_a_long_run_is_composed_only_a_few_times(
         deque(map(account.charge, claims), maxlen=0)
     assert account.rounds > 1500
     assert calls < 120
+
+
+def test_repetitions_in_a_claim_are_paid_for() -> None:
+    """Of each kind of price; the control forgets one of them."""
+    parts = [
+        events.repeated(events.gaussian(9.0), 4),
+        events.repeated(events.approximate(0.0, 1e-7), 3),
+        events.repeated(events.laplace(20.0), 2),
+    ]
+    account = Account()
+    account.charge(claim_of(events.composed(*parts)), rounds=2)
+    paid = float(account.epsilon(1e-6))
+
+    def composed(*counted: Event) -> float:
+        return epsilon_for(events.repeated(events.composed(*counted), 2), 1e-6)
+
+    assert paid == pytest.approx(composed(*parts), rel=1e-6)
+    for place, part in enumerate(parts):
+        once = part.event if isinstance(part, events.RepeatedEvent) else part
+        assert composed(*parts[:place], once, *parts[place + 1 :]) < 0.999 * paid
 
 
 # Calibration: noise meets its target, and hardly more; checked by composing it again.

@@ -92,7 +92,7 @@ def test_texts(claim: Claim, text: str) -> None:
 def test_every_scope_has_its_own_sentence() -> None:
     scopes = [Scope(*words) for words in itertools.product(Unit, Relation, Trust)]
     sentences = {scope.sentence for scope in scopes}
-    assert len(sentences) == len(scopes) == 18
+    assert len(sentences) == len(scopes) == 24
     for scope in scopes:
         assert scope.sentence.startswith("how well anyone who sees ")
         assert str(scope) == f"{scope.unit} unit, {scope.relation}, {scope.trust} trust"
@@ -149,7 +149,7 @@ def test_numbers_keep_their_words() -> None:
         (lambda: MeasuredClaim(SCOPE, number(1.0, Basis.MEASURED), math.nan, "it"), "confidence"),
         (lambda: MeasuredClaim(SCOPE, number(1.0, Basis.MEASURED, rounds=0), 0.9, "it"), "some r"),
         (lambda: MeasuredClaim(CENTRAL, number(1.0, Basis.MEASURED), 0.9, "it"), "must be about"),
-        (lambda: Scope("person", "replace", "local"), "unit must be one of"),  # type: ignore[arg-type]
+        (lambda: Scope("household", "replace", "local"), "unit must be one of"),  # type: ignore[arg-type]
         (lambda: Scope("client", "swap", "local"), "relation must be one of"),  # type: ignore[arg-type]
         (lambda: Scope("client", "replace", 3), "trust must be one of"),  # type: ignore[arg-type]
         (lambda: NoClaim(SCOPE, ""), "reason must not be empty"),
@@ -162,12 +162,14 @@ def test_claims_that_make_no_sense_cannot_be_built(
     refused(ArgumentError, message, make)
 
 
-@pytest.mark.parametrize("unit", [Unit.CLIENT, Unit.EXAMPLE])
+@pytest.mark.parametrize("unit", [Unit.CLIENT, Unit.EXAMPLE, Unit.PERSON])
 def test_sampling_gains_only_where_it_is_proven(unit: Unit) -> None:
+    """A message shows which client sends it, but not which of its records are in it."""
     event = events.repeated(events.poisson_sampled(0.1, events.gaussian(1.0)), 3)
     for relation, trust in itertools.product(Relation, Trust):
         scope = Scope(unit, relation, trust)
-        if trust is not Trust.CENTRAL or relation is Relation.REPLACE:
+        shown = unit is Unit.CLIENT and trust is not Trust.CENTRAL
+        if shown or relation is Relation.REPLACE:
             refused(ArgumentError, "for a sample", ProvenClaim, scope, event, "noise on a sample")
         else:
             ProvenClaim(scope, event, "noise on a sample")

@@ -39,7 +39,7 @@ from diffsketch.privacy.mechanisms.integer import (
 from diffsketch.privacy.secure_noise import SecureNoise
 from diffsketch.privacy.simulated_noise import FastNoise, Noise
 from diffsketch.sketch import CountSketch, SketchKey
-from diffsketch.sketch.hashing import Family, columns_and_signs
+from diffsketch.sketch.hashing import Family, HashSeed, columns_and_signs
 from tests.helpers.refusals import refused
 from tests.privacy.laws import gaussian_law, laplace_law, skellam_law
 
@@ -214,33 +214,34 @@ def test_sensitivity_uses_the_relation_once() -> None:
     refused(ArgumentError, "order must be 2", quantizer.sensitivity, 1, Relation.REPLACE)
 
 
-def moved(sketch: CountSketch, grid: CoordinateQuantizer, index: int) -> tuple[float, float]:
-    """How far one coordinate moves a cell that all others fill: in float32, and on the grid."""
-    seed = SketchKey.from_integer(index).seed(0)
+def filling(sketch: CountSketch, seed: HashSeed, place: int) -> tuple[Tensor, Tensor]:
+    """Two vectors that differ in the coordinate `place`, and whose sums in float32 part.
+
+    Before it, ones add up to nearly `2**11`. It is 1 or -1, so that one sum crosses that power of
+    two, and from there on rounds 0.6 units to 1, where the other, below, rounds them to a half.
+    (Every fourth coordinate, as the loops add to four sums in turn.)
+    """
+    values = torch.full((sketch.dim,), 0.6 * 2.0 ** (11 - 23))
+    values[:place] = 1.0
+    values[torch.arange(sketch.dim) % 4 != 0] = 0.0
     _, signs = columns_and_signs(np.arange(sketch.dim), seed, layout=sketch.layout)
-    generator = torch.Generator().manual_seed(index)
-    vector = torch.rand(sketch.dim, generator=generator) * torch.from_numpy(signs[0]).float()
-    other, place = vector.clone(), sketch.dim // 2
-    vector[place], other[place] = 1.0, -1.0
-    encode = partial(sketch.encode, seed=seed)
-    tables = [encode(each) for each in (vector, other)]
-    whole = [encode(grid.prepared(each[None], FastNoise(1)))[0] for each in (vector, other)]
-    return (
-        float((tables[0] - tables[1]).abs().max()),
-        float((whole[0] - whole[1]).abs().max()) * grid.granularity,
-    )
+    vector = values * torch.from_numpy(signs[0]).float()
+    other = vector.clone()
+    vector[place], other[place] = float(signs[0, place]), -float(signs[0, place])
+    return vector, other
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", ["pairwise", "blocked"])
 def test_float_sums_move_more(family: Family) -> None:
-    """Two vectors that differ in one coordinate, which is 1 or -1, and are rounded alike else."""
-    sketch = CountSketch(300_000, 2, 10, family)
-    grid = CoordinateQuantizer(CoordinateBound(1.0, 2), 256, 20)
-    found = [moved(sketch, grid, index) for index in range(4)]
-    assert {whole for _, whole in found} == {2.0}
+    """One coordinate moves a cell by 2 on the grid, and by up to 2.35 in sums of float32."""
+    sketch, seed = CountSketch(20_000, 2, 1, family), SketchKey.from_integer(0).seed(0)
+    grid = CoordinateQuantizer(CoordinateBound(1.0, 2), 256, 2)
+    vectors = filling(sketch, seed, place=4 * (2**11 - 1))
+    whole = [sketch.encode(grid.prepared(vector[None], FastNoise(1)), seed) for vector in vectors]
+    assert float((whole[0] - whole[1]).abs().max()) * grid.granularity == 2.0
     if family == "pairwise":  # the control: what a claim would have to count without the grid
-        assert max(floats for floats, _ in found) > 2.000001
+        floats = [sketch.encode(vector, seed) for vector in vectors]
+        assert float((floats[0] - floats[1]).abs().max()) > 2.3
 
 
 @given(st.integers(1, 2**20), st.floats(2**-20, 2**20, width=32), st.integers(0, 99))

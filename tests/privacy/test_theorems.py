@@ -26,8 +26,8 @@ from diffsketch.privacy.theorems import (
     query_variance,
     theorem1,
 )
-from diffsketch.sketch.count_sketch import Combine
 from diffsketch.sketch.hashing import FAMILIES, Family
+from diffsketch.sketch.kernels.estimators import Combine
 from tests.helpers.refusals import refused
 
 # The 90th percentile of the size of a standard Gaussian.

@@ -3,14 +3,16 @@
 * `claim`: basis, unit, relation and trust as types, and an epsilon that carries them.
 * `clipping`: bounds and rounding, with the sensitivity that is left.
 * `mechanisms`: clipping, noise and the claim, each mechanism from one object.
-* `accounting`: events, their composition, and accounts with a budget, also in a file.
-* `noise`: sources of noise: fast and reproducible, or secure and exact.
+* `accounting`: events, their composition, budgets, and accounts, also in a file.
+* `integer_table`: exact integer noise from random words; `secure_noise` takes them from the
+  operating system, `simulated_noise` from a seeded generator.
 * `theorems`: the paper's theorems as calculators; what they say is claimed, not proven.
 
 `docs/privacy.md` is the introduction.
 """
 
-from diffsketch.privacy.accounting.account import Account, AccountBusy, Budget, BudgetExceeded
+from diffsketch.privacy.accounting.account import Account, AccountBusy
+from diffsketch.privacy.accounting.budget import Budget, BudgetExceeded
 from diffsketch.privacy.accounting.calibration import (
     PoissonSampler,
     calibrate,

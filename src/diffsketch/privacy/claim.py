@@ -69,6 +69,7 @@ class Unit(StrEnum):
 
     COORDINATE = "coordinate"
     EXAMPLE = "example"
+    PERSON = "person"  # all records of one person in one party's data
     CLIENT = "client"
 
 
@@ -93,7 +94,7 @@ class Trust(StrEnum):
 
 
 # Settings take names as well as members: `trust="central"`.
-UnitName: TypeAlias = Unit | Literal["coordinate", "example", "client"]
+UnitName: TypeAlias = Unit | Literal["coordinate", "example", "person", "client"]
 RelationName: TypeAlias = Relation | Literal["add-or-remove", "replace"]
 TrustName: TypeAlias = Trust | Literal["local", "distributed", "central"]
 
@@ -102,6 +103,8 @@ _QUESTIONS = {
     (Unit.COORDINATE, Relation.REPLACE): "which of two values one coordinate of a vector has",
     (Unit.EXAMPLE, Relation.ADD_OR_REMOVE): "whether one training example was used",
     (Unit.EXAMPLE, Relation.REPLACE): "which of two training examples was used",
+    (Unit.PERSON, Relation.ADD_OR_REMOVE): "whether one person's records were used",
+    (Unit.PERSON, Relation.REPLACE): "which of two persons' records were used",
     # Who takes part is known, but for secret samples: a client that "is not there" sends zeros.
     (Unit.CLIENT, Relation.ADD_OR_REMOVE): "whether one client sends its data or zeros",
     (Unit.CLIENT, Relation.REPLACE): "which of two data sets one client holds",
@@ -153,8 +156,15 @@ class Scope:
 
 
 def check_samplable(scope: Scope) -> None:
-    """Raise an `ArgumentError` unless a secret sample is known to help a claim of this scope."""
-    check(scope.trust is Trust.CENTRAL, "trust", "be central for a sample", scope.trust)
+    """Raise an `ArgumentError` unless a secret sample is known to help a claim of this scope.
+
+    A message shows which client sends it, and a secure sum lacks the noise of clients that were not
+    drawn: so samples of clients help under central trust alone. Records are drawn by the party that
+    holds them, which sends a message with all of its noise whomever it draws.
+    """
+    records = scope.unit in (Unit.EXAMPLE, Unit.PERSON)
+    hidden = records or scope.trust is Trust.CENTRAL
+    check(hidden, "trust", "be central for a sample of clients", scope.trust)
     added = scope.relation is Relation.ADD_OR_REMOVE
     check(added, "relation", "be add-or-remove for a sample", scope.relation)
 
@@ -228,6 +238,7 @@ class Epsilon:
         """
         if style != "short":
             return f"{quantity or self.quantity(style, digits=digits)} ({self.terms(style)})"
+        # Its number would be infinite, which reads like a failed computation.
         if self.basis is Basis.NONE:
             return "no claim"
         terms = self.scope.short if math.isinf(self.value) else self.terms(style)
@@ -345,6 +356,7 @@ class ProvenClaim:
     event: Event
     mechanism: str
     basis: ClassVar[Basis] = Basis.PROVEN
+    noise_is_proven: ClassVar[bool] = True  # of the messages, whatever else is sent beside them
 
     def __post_init__(self) -> None:
         _check_parts(self, "mechanism")
@@ -449,6 +461,7 @@ class PaperClaim:
     per_round: Epsilon
     source: str
     basis: ClassVar[Basis] = Basis.CLAIMED
+    noise_is_proven: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _check_parts(self, "source", "per_round")
@@ -489,6 +502,7 @@ class MeasuredClaim:
     confidence: float
     attack: str
     basis: ClassVar[Basis] = Basis.MEASURED
+    noise_is_proven: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _check_parts(self, "attack", "lower_bound")
@@ -518,6 +532,7 @@ class NoClaim:
     scope: Scope
     reason: str
     basis: ClassVar[Basis] = Basis.NONE
+    noise_is_proven: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _check_parts(self, "reason")
@@ -568,6 +583,7 @@ def claim_to_json(claim: Claim) -> dict[str, Any]:
 def claim_from_json(data: Mapping[str, Any]) -> Claim:
     """The claim that `claim_to_json` wrote, checked as if it were made anew."""
     try:
+        # What is left in `fields` is passed on, so an unknown key is a TypeError.
         fields = dict(data)
         scope = Scope(*fields.pop("scope"))
         if "event" in fields:

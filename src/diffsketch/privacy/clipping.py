@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar, Literal, TypeAlias
+from typing import ClassVar, Literal, Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -50,6 +50,7 @@ def clip_coordinates(values: Tensor, limit: float) -> Tensor:
             a value is NaN or infinite.
     """
     _check_values(values, limit)
+    # In float32 the nearest number to the limit may be above it.
     held = float(_towards_zero(torch.tensor(limit, dtype=torch.float64), values.dtype))
     return values.detach().clamp(-held, held)
 
@@ -173,7 +174,7 @@ class NormBound:
 
     Args:
         limit: The largest norm of the vector, or of the table if it is encoded.
-        unit: Whose contribution a vector is: a client's, or an example's.
+        unit: Whose contribution a vector is: a client's, an example's, or a person's.
     """
 
     limit: float
@@ -183,8 +184,8 @@ class NormBound:
 
     def __post_init__(self) -> None:
         check_positive("limit", self.limit)
-        group = self.unit in (Unit.EXAMPLE, Unit.CLIENT)
-        check(group, "unit", "be example or client", self.unit)
+        group = self.unit in (Unit.EXAMPLE, Unit.PERSON, Unit.CLIENT)
+        check(group, "unit", "be example, person or client", self.unit)
         object.__setattr__(self, "unit", Unit(self.unit))
 
     def sensitivity(self, order: Literal[1, 2], relation: RelationName) -> float:
@@ -265,6 +266,7 @@ def stochastic_round(values: Tensor, noise: Noise) -> Tensor:
     A value `n + f` with a whole `n` and `0 <= f < 1` becomes `n + 1` with probability `f`, else
     `n`. The variance is `f (1 - f)`, at most 1/4.
     """
+    # Floor, not truncation: the fraction is then in [0, 1) on both sides of zero.
     low = values.floor()
     return low.to(torch.int64) + noise.bernoulli(values - low)
 
@@ -331,6 +333,7 @@ class Quantizer:
         """The largest sum of squares of a message."""
         steps, root = self.bound.limit / self.granularity, math.sqrt(float(self.cells))
         tail = math.log(1 / self.rejection) if self.rejection else math.inf
+        # Each cell may be rounded away from zero by nearly a step: sqrt(cells) in all.
         worst = (steps + root) ** 2
         likely = steps**2 + float(self.cells) / 4 + math.sqrt(2 * tail) * (steps + root / 2)
         return max(1, math.floor(min(worst, likely)))
@@ -385,8 +388,8 @@ class CoordinateQuantizer:
     The rounded coordinates are whole numbers of size `steps` at most, and tables are sums of them
     in float64, which is exact below `2**53`: so one coordinate moves the whole numbers of a table
     by just what `sensitivity` says. Sums of the coordinates themselves in float32 would not do:
-    their rounding lets one coordinate move a cell by more (2.0226 where 2 is stated was found for
-    10**6 coordinates in 100 columns; `tests/privacy/test_integer.py::test_float_sums_move_more`).
+    their rounding lets one coordinate move a cell by more (2.35 where 2 is stated;
+    `tests/privacy/test_integer.py::test_float_sums_move_more`).
 
     Args:
         bound: The clipping of coordinates.
@@ -405,6 +408,7 @@ class CoordinateQuantizer:
     def __post_init__(self) -> None:
         for name in ("steps", "cells", "load"):
             check_whole(name, getattr(self, name), least=1)
+        # All coordinates may meet in one cell.
         most = 2**53 // (self.dim or 1)  # or sums in float64 were not exact
         check(self.steps <= most, "steps", f"be <= {most} for dim={self.dim}", self.steps)
 
@@ -444,3 +448,64 @@ class CoordinateQuantizer:
     def rounded(self, bounded: Tensor, noise: Noise) -> Tensor:  # noqa: ARG002
         """Convert whole numbers from float64 to int64."""
         return bounded.to(torch.int64)
+
+
+@dataclass(frozen=True)
+class WholeTables:
+    """Bound on tables of whole numbers that each unit's table obeys as it is made.
+
+    Nothing is left to clip or to round: counts are whole, and whoever makes a unit's table drops
+    what is too much for it (`diffsketch.analytics.items`). Two tables may be nearer to each other
+    than twice their length: counts are not negative, so `m` ones each are `sqrt(2 m)` apart.
+
+    Args:
+        cells: Entries of a table.
+        norm: The largest Euclidean norm of a unit's table, in steps.
+        distance: The largest norm of the difference of two of them, in steps.
+        granularity: The step: a whole number `x` stands for `x * granularity`.
+        unit: Whose contribution a table is.
+    """
+
+    cells: int
+    norm: float
+    distance: float
+    granularity: float = 1.0
+    unit: UnitName = Unit.CLIENT
+
+    measure: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        check_whole("cells", self.cells, least=1)
+        for name in ("norm", "distance", "granularity"):
+            check_positive(name, getattr(self, name))
+        check(self.distance <= 2 * self.norm, "distance", "be <= 2 * norm", self.distance)
+        object.__setattr__(self, "unit", check_choice("unit", self.unit, Unit))
+
+    @property
+    def bound(self) -> Self:
+        """The bound itself, as other quantizers have one."""
+        return self
+
+    @property
+    def longest(self) -> float:
+        """The largest Euclidean norm of a table, in steps."""
+        return self.norm
+
+    @property
+    def peak(self) -> int:
+        """The largest size of a cell, in steps."""
+        return math.floor(self.norm)
+
+    def sensitivity(self, order: Literal[1, 2], relation: RelationName) -> float:
+        """`distance` for `replace`, `norm` for add-or-remove, in steps."""
+        check(order == 2, "order", "be 2 for a bound on the L2 norm", order)
+        replaces = check_choice("relation", relation, Relation) is Relation.REPLACE
+        return self.distance if replaces else self.norm
+
+    def bounded(self, cells: Tensor) -> Tensor:
+        """Return the cells: they are bounded as they are made."""
+        return cells
+
+    def rounded(self, bounded: Tensor, noise: Noise) -> Tensor:  # noqa: ARG002
+        """Return the cells: they are whole."""
+        return bounded

@@ -41,8 +41,9 @@ from diffsketch.privacy.claim import (
     Trust,
     Unit,
 )
-from diffsketch.sketch.count_sketch import Combine, CountSketch
+from diffsketch.sketch.count_sketch import CountSketch
 from diffsketch.sketch.hashing import MAX_COLS, MAX_DIM, MAX_ROWS
+from diffsketch.sketch.kernels.estimators import Combine
 
 _SCOPE = Scope(Unit.COORDINATE, Relation.REPLACE, Trust.LOCAL)
 _SOURCE = "Theorem 1 of the paper"
@@ -114,6 +115,7 @@ def least_padding(
     def suffices(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         return _claims(lengths, rows, cols, ratios) <= target_claimed
 
+    # Bisection, as in `padding_for`, of all workers at the same time.
     low = np.full(ratios.shape, min(max(dim, cols + 1), dim + most))
     high = np.full_like(low, dim + most)
     high = np.where(suffices(low), low, high)
@@ -178,6 +180,7 @@ def padding_for(
     shortest = max(dim, cols + 1)
     if suffices(shortest):
         return shortest - dim
+    # x rises and then falls: where neither end suffices, nothing between them does.
     if not suffices(MAX_DIM):
         if (reason := _failed_condition(MAX_DIM, cols, alpha, sigma)) is None:
             reason = f"no vector of up to {MAX_DIM} numbers has so small an epsilon in Theorem 1"
@@ -185,16 +188,13 @@ def padding_for(
     return bisect_left(range(MAX_DIM), True, lo=shortest, key=suffices) - dim
 
 
-def estimate_alpha(vectors: Tensor, *, signed: bool = False) -> Tensor:
-    """The paper's alpha: the 90th percentile of the sizes of each vector's coordinates.
+def estimate_alpha(vectors: Tensor) -> Tensor:
+    """Estimate the paper's alpha: the 90th percentile of the sizes of each vector's coordinates.
 
-    Or, if `signed`, of the coordinates themselves, 0 where it is negative: "the 90th percentile
-    value of the gradient vector" may mean either, and a bound is one of sizes. In float64,
-    interpolated as `numpy.quantile` does. It depends on private data, which is one of the reasons
-    why Theorem 1 proves nothing.
+    In float64, interpolated as `numpy.quantile` does. It depends on private data, which is one of
+    the reasons why Theorem 1 proves nothing.
     """
-    values = _checked(vectors)
-    return _signed_alpha(values) if signed else _alpha_and_sigma(values)[0]
+    return _alpha_and_sigma(_checked(vectors))[0]
 
 
 def estimate_sigma(vectors: Tensor) -> Tensor:
@@ -202,26 +202,11 @@ def estimate_sigma(vectors: Tensor) -> Tensor:
     return _sigma(_checked(vectors))
 
 
-def estimates(
-    vectors: Tensor, *, validate: bool = True, signed: bool = False
-) -> tuple[Tensor, Tensor]:
-    """`estimate_alpha` and `estimate_sigma`, in one go; `validate` unless that was done."""
+def estimates(vectors: Tensor, *, validate: bool = True) -> tuple[Tensor, Tensor]:
+    """Estimate alpha and sigma in one go; `validate` unless that was done."""
     values = _checked(vectors) if validate else vectors
     alpha, sigma = _alpha_and_sigma(values)
-    alpha = _signed_alpha(values) if signed else alpha
     return alpha, _sigma(values) if sigma is None else sigma
-
-
-def _signed_alpha(values: Tensor) -> Tensor:
-    position = 0.9 * (values.shape[-1] - 1)
-    place = math.floor(position)
-    after = min(place + 1, values.shape[-1] - 1)
-    if values.device.type == "cpu" and values.dtype in (torch.float32, torch.float64):
-        ordered = torch.from_numpy(np.partition(values.numpy(), (place, after)))
-        low, high = (ordered[..., at].double() for at in (place, after))
-    else:
-        low, high = (values.double().kthvalue(at + 1, dim=-1).values for at in (place, after))
-    return (low + (high - low) * (position - place)).clamp(min=0)
 
 
 def _sigma(values: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
@@ -33,7 +33,6 @@ from diffsketch.errors import (
     MismatchError,
     check,
     check_delta,
-    check_positive,
     check_type,
     check_whole,
 )
@@ -46,33 +45,27 @@ from diffsketch.files import (
     replace_file,
     synchronise,
 )
-from diffsketch.privacy.accounting import events
-from diffsketch.privacy.accounting.events import epsilon_for
+from diffsketch.privacy.accounting.budget import (
+    Allowance,
+    Budget,
+    BudgetExceeded,
+    Prices,
+    as_text,
+    is_within,
+    prices_of,
+    stated_epsilon,
+    weaker,
+)
 from diffsketch.privacy.claim import (
-    Basis,
     Claim,
     Epsilon,
-    NoClaim,
-    OpenClaim,
-    PaperClaim,
     ProvenClaim,
-    Relation,
-    Scope,
-    SimulatedClaim,
-    Trust,
-    Unit,
     claim_from_json,
     claim_to_json,
 )
 
 _FORMAT, _VERSION = "diffsketch account", 1
 _MOST_LEFT = 10**6
-_GAUSSIAN, _FAILURE = "gaussian", "failure"  # other prices are named by their event, as JSON text
-_ROUNDING = 2.0**-50  # relative, and more than is lost in adding prices up
-
-Prices: TypeAlias = Mapping[str, float]
-"""Cost of releases. Gaussian noise: the sum of `1 / multiplier**2`. Failure probabilities: their
-sum. Any other event: its count. Each adds up over releases, and epsilon grows with it."""
 
 _Counts: TypeAlias = Mapping[str, Mapping[str, int]]  # releases by series, and by claim as text
 
@@ -89,167 +82,8 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=lambda: _forked())  # by name, so that tests can replace it
 
 
-class BudgetExceeded(DiffSketchError):  # noqa: N818 - it says what happened
-    """A release was not charged, since more than the budget would have been. Do not release it."""
-
-
 class AccountBusy(DiffSketchError):  # noqa: N818
     """Another process was charging the account for too long. Nothing was charged."""
-
-
-@dataclass(frozen=True)
-class Budget:
-    """The most that may be spent.
-
-    Args:
-        epsilon: The most for all releases together.
-        delta: The probability that it need not cover.
-    """
-
-    epsilon: float
-    delta: float
-
-    def __post_init__(self) -> None:
-        check_positive("epsilon", self.epsilon)
-        check_delta(self.delta)
-
-
-def prices_of(claim: ProvenClaim) -> dict[str, float]:
-    """Cost of one release with this claim."""
-    prices: dict[str, float] = {}
-    for leaf, count in events.leaves(claim.event):
-        if isinstance(leaf, events.GaussianEvent):
-            name, price = _GAUSSIAN, count / leaf.noise_multiplier**2
-        elif isinstance(leaf, events.ApproximateEvent) and leaf.epsilon == 0:
-            name, price = _FAILURE, count * leaf.delta
-        else:
-            name, price = _text(events.to_json(leaf)), float(count)
-        prices[name] = prices.get(name, 0.0) + price
-    return prices
-
-
-def _epsilon_of(prices: Prices, delta: float) -> float:
-    """Epsilon of releases with these prices: in closed form where all of them are Gaussian."""
-    parts: list[events.Event] = []
-    for name, price in prices.items():
-        above = price * (1 + _ROUNDING)
-        if price == 0:
-            continue
-        if name == _GAUSSIAN:
-            parts.append(events.gaussian(1 / math.sqrt(above)))
-        elif name == _FAILURE:
-            parts.append(events.approximate(0.0, min(above, math.nextafter(1.0, 0.0))))
-        else:
-            parts.append(events.repeated(events.from_json(json.loads(name)), int(price)))
-    return epsilon_for(events.composed(*parts), delta) if parts else 0.0
-
-
-class Allowance:
-    """Decides whether prices are within a budget, and composes as seldom as it can.
-
-    It remembers prices that are within the budget. Epsilon grows in every price, so whatever is not
-    above them in any price is within the budget too, and is not composed again. No sequence of
-    questions changes an answer (`tests/privacy/test_accounting.py`).
-    """
-
-    def __init__(self, budget: Budget | None) -> None:
-        self.budget = budget
-        self._within: Prices = {}
-        self._share = 1.0  # of the prices asked for, to be looked ahead next
-
-    def check(self, prices: Prices, *, releases: int, scope: Scope, asked: int = 1) -> None:
-        """Raise `BudgetExceeded` if these prices are above the budget.
-
-        Args:
-            prices: Of everything, with what is asked for.
-            releases: How many have these prices, with what is asked for.
-            scope: Named in the error.
-            asked: How many of them are asked for; named in the error.
-        """
-        if self.budget is None or all(
-            price <= self._within.get(name, 0.0) for name, price in prices.items()
-        ):
-            return
-        budget, total = self.budget, _epsilon_of(prices, self.budget.delta)
-        if not total <= budget.epsilon:
-            more = "1 more round" if asked == 1 else f"{asked:,} more rounds"
-            raise BudgetExceeded(
-                f"{more} would bring epsilon to {total:.6g} at delta = {budget.delta:g}, above "
-                f"the budget of {budget.epsilon:g} ({scope}); nothing was spent"
-            )
-        self._within = self._ahead(prices, releases, budget)
-
-    def _ahead(self, prices: Prices, releases: int, budget: Budget) -> Prices:
-        """Larger prices that are within the budget: up to twice these, by less near the end."""
-        while self._share * releases >= 1:  # less than one more release, nothing is gained
-            ahead = _times(prices, 1 + self._share)
-            if _epsilon_of(ahead, budget.delta) <= budget.epsilon:
-                self._share = min(1.0, 2 * self._share)
-                return ahead
-            self._share /= 4
-        self._share *= 4
-        return prices
-
-
-def _times(prices: Prices, factor: float) -> Prices:
-    """Prices times a factor; of events that are counted, whole numbers."""
-    return {
-        name: price * factor if name in (_GAUSSIAN, _FAILURE) else float(math.floor(price * factor))
-        for name, price in prices.items()
-    }
-
-
-def weaker(claim: Claim, other: Claim | None) -> Claim:
-    """The claim that releases with either of them have together.
-
-    Nothing is claimed if nothing is for a single one. Of claims without a proof it is the larger;
-    of proven ones, which compose, `claim`, or the one about simulated noise.
-
-    Raises:
-        ArgumentError: A claim is measured.
-        MismatchError: They are about different units, relations or trust.
-    """
-    ranks = {Basis.PROVEN: 0, Basis.CLAIMED: 1, Basis.NONE: 2}
-    for each in (claim, other or claim):
-        if each.basis not in ranks:
-            raise ArgumentError(f"claim must be of a mechanism, not {each.basis}, got {each}")
-    if other is None or other is claim:
-        return claim
-    if other.scope != claim.scope:
-        raise MismatchError(
-            f"claims of one account must be about the same: {claim.scope}, got {other.scope}"
-        )
-    if isinstance(claim, PaperClaim) and isinstance(other, PaperClaim):
-        return max(claim, other, key=lambda each: float(each.per_round))
-    for opened, second in ((claim, other), (other, claim)):
-        if isinstance(opened, OpenClaim) and isinstance(second, OpenClaim | SimulatedClaim):
-            more = second.doors if isinstance(second, OpenClaim) else ("exact noise",)
-            return opened.with_doors(more)
-        if isinstance(opened, OpenClaim) and isinstance(second, PaperClaim):
-            return second
-    if claim.basis is Basis.PROVEN and isinstance(other, SimulatedClaim):
-        return other
-    return other if ranks[other.basis] > ranks[claim.basis] else claim
-
-
-def stated_epsilon(claim: Claim | None, prices: Prices, rounds: int, delta: float) -> Epsilon:
-    """Epsilon of rounds whose weakest claim and prices are these, with all that it means.
-
-    Proven claims are composed. Of claims without proof the largest is stated, for one round: they
-    do not compose. Where nothing is claimed it is infinite. Before the first round it is 0, or
-    infinite where nothing will be claimed.
-    """
-    if claim is None:
-        scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
-        return Epsilon(0.0, delta, 0, Basis.PROVEN, scope)
-    if isinstance(claim, ProvenClaim):
-        return claim.stated(_epsilon_of(prices, delta) if rounds else 0.0, delta, rounds)
-    if rounds == 0:
-        value = math.inf if isinstance(claim, NoClaim) else 0.0
-        return Epsilon(value, delta, 0, claim.basis, claim.scope)
-    if isinstance(claim, PaperClaim):
-        return claim.epsilon(delta=max(delta, claim.per_round.delta), rounds=1)
-    return claim.epsilon(delta=delta, rounds=rounds)
 
 
 class Account:
@@ -266,8 +100,9 @@ class Account:
             budget may share an `Allowance`, so that what one was found to afford is known to all.
         planned: What a release is expected to claim: what an account without any is about.
 
-    >>> from diffsketch.privacy.claim import Relation, Trust, Unit
-    >>> scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
+    >>> from diffsketch.privacy.accounting import events
+    >>> from diffsketch.privacy.claim import Scope
+    >>> scope = Scope("client", "replace", "local")
     >>> claim = ProvenClaim(scope, events.gaussian(2.0), "Gaussian noise")
     >>> account = Account(Budget(epsilon=8.0, delta=1e-5))
     >>> account.charge(claim, rounds=10)
@@ -284,6 +119,7 @@ class Account:
         self.planned = planned
         self._allowance = budget if isinstance(budget, Allowance) else Allowance(budget)
         self._counts: _Counts = {}
+        # Text is the key, so that claims that are equal in a file and in memory count as one kind.
         self._claims: dict[str, tuple[Claim, Prices]] = {}  # by text; parsed and priced once
         self._weakest_of: tuple[frozenset[str], Claim | None] = frozenset(), None  # the last asked
         self._path: Path | None = None
@@ -390,6 +226,7 @@ class Account:
             self._refresh()
             if self._process != _process:
                 self.begin_series()  # a fork: parent and child must not share a series
+            # First the disk, then memory: if writing fails, nothing was charged anywhere.
             counts = self._after(claim, rounds)
             self._write(counts)
             self._counts = counts
@@ -410,8 +247,9 @@ class Account:
         def fits(rounds: int) -> bool:
             names = {*spent, *more}
             total = {name: spent.get(name, 0) + rounds * more.get(name, 0) for name in names}
-            return _epsilon_of(total, budget.delta) <= budget.epsilon
+            return is_within(total, budget)
 
+        # Epsilon grows with the rounds: double until they no longer fit, then bisect.
         low, high = 0, 1
         while high < _MOST_LEFT and fits(high):
             low, high = high, min(2 * high, _MOST_LEFT)
@@ -489,6 +327,7 @@ class Account:
         """
         other = Account(self._allowance, planned=self.planned)
         other.party, other._counts, other._claims = self.party, self._counts, self._claims
+        # The same series: the twin replaces this account, so nothing is counted in both.
         other.begin_series(self._series)
         return other
 
@@ -515,8 +354,8 @@ class Account:
         counts = {**self._counts, self._series: series}
         totals, budget = _totals(counts), self.budget
         if budget is not None:
-            weakest = self._weakest(totals)
-            if not isinstance(weakest, ProvenClaim):  # this release, or an earlier one of a file
+            weakest = self._weakest(totals)  # of this release, and of earlier ones in a file
+            if weakest is None or not weakest.noise_is_proven:
                 raise BudgetExceeded(
                     f"the budget of {budget.epsilon:g} is for what is proven, and a release of "
                     f"this account is not: {weakest}; nothing was spent"
@@ -531,9 +370,9 @@ class Account:
         if not isinstance(claim, Claim):
             raise ArgumentError(f"claim must be a claim, got {type(claim).__name__}")
         weaker(claim, self._weakest(_totals(self._counts)))
-        kind = _text(claim_to_json(claim))
+        kind = as_text(claim_to_json(claim))
         if kind not in self._claims:
-            self._claims[kind] = _priced(claim)
+            self._claims[kind] = claim, prices_of(claim)
         return kind
 
     def _weakest(self, totals: Mapping[str, int]) -> Claim | None:
@@ -556,7 +395,8 @@ class Account:
     def _parsed(self, kinds: Iterable[str]) -> list[tuple[Claim, Prices]]:
         for kind in kinds:
             if kind not in self._claims:
-                self._claims[kind] = _priced(claim_from_json(json.loads(kind)))
+                claim = claim_from_json(json.loads(kind))
+                self._claims[kind] = claim, prices_of(claim)
         return [self._claims[kind] for kind in kinds]
 
     def _refresh(self) -> None:
@@ -570,6 +410,7 @@ class Account:
             content = path.read_bytes()
         except OSError as error:  # a new file would have forgotten everything
             raise DataError(f"{path} cannot be read ({error})") from error
+        # Most charges find the file as they left it: parsing would cost more than the charge.
         if content == self._content:
             return
         try:
@@ -597,9 +438,11 @@ class Account:
             return
         content = self._text_of(counts).encode()
         try:
+            # Replacing a file leaves its other name with the old content: a copy that forgets.
             if self._path.exists() and self._path.stat().st_nlink > 1:
                 raise OSError("it has a second name (a hard link), which would miss the round")
             replace_file(self._path, content)
+            # The rename is safe from a crash only once the directory is on the disk as well.
             synchronise(self._path.parent)
         except OSError as error:
             raise DataError(
@@ -631,16 +474,12 @@ class Account:
         }
         budget = self.budget and asdict(self.budget)
         body = {"party": self.party, "budget": budget, "series": self._series, "spent": spent}
-        head = {"format": _FORMAT, "version": _VERSION, "checksum": _digest(_text(body))}
-        return _text({**head, "account": body}) + "\n"
+        head = {"format": _FORMAT, "version": _VERSION, "checksum": _digest(as_text(body))}
+        return as_text({**head, "account": body}) + "\n"
 
 
 def _unpickled(text: str, budget: Budget | None, planned: Claim | None) -> Account:
     return Account.from_text(text, budget=budget, planned=planned)
-
-
-def _priced(claim: Claim) -> tuple[Claim, Prices]:
-    return claim, prices_of(claim) if isinstance(claim, ProvenClaim) else {}
 
 
 def _totals(counts: _Counts) -> Counter[str]:
@@ -673,15 +512,17 @@ def _parse(text: str | bytes) -> tuple[str, Budget | None, str, dict[str, dict[s
         raise ValueError(f"{number} is not a number that an account holds")
 
     try:
+        # JSON's NaN and Infinity would pass every comparison below, or none.
         data = json.loads(text, parse_constant=refuse)
         for name, value in (("format", _FORMAT), ("version", _VERSION)):
+            # By type as well: 1.0 and True are equal to 1.
             if type(data[name]) is not type(value) or data[name] != value:
                 raise ValueError(f"{name} must be {value!r}, got {data[name]!r}")
         body = data["account"]
         fields = {"party", "budget", "series", "spent"}
         if set(data) != {"format", "version", "checksum", "account"} or set(body) != fields:
             raise ValueError(f"unexpected fields among {sorted(data)}, {sorted(body)}")
-        if data["checksum"] != _digest(_text(body)):
+        if data["checksum"] != _digest(as_text(body)):
             raise ValueError("its checksum does not fit its content")
         party, series = str(body["party"]), str(body["series"])
         budget = None if body["budget"] is None else Budget(**body["budget"])
@@ -691,7 +532,7 @@ def _parse(text: str | bytes) -> tuple[str, Budget | None, str, dict[str, dict[s
             for item in spent:
                 claim_from_json(item["claim"])  # checks it
                 check_whole("rounds", item["rounds"], least=1, most=_MOST_COUNTED)
-                counts[name][_text(item["claim"])] = item["rounds"]
+                counts[name][as_text(item["claim"])] = item["rounds"]
     except (
         ArgumentError,
         KeyError,
@@ -702,10 +543,6 @@ def _parse(text: str | bytes) -> tuple[str, Budget | None, str, dict[str, dict[s
     ) as error:
         raise DataError(f"not a whole account of version {_VERSION} ({error})") from error
     return party, budget, series, counts
-
-
-def _text(data: Any) -> str:
-    return json.dumps(data, sort_keys=True, separators=(",", ":"))
 
 
 def _digest(text: str) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from diffsketch.errors import ArgumentError, MismatchError, check, check_type, check_whole
 from diffsketch.privacy.accounting import events
-from diffsketch.privacy.accounting.account import Budget
+from diffsketch.privacy.accounting.budget import Budget
 from diffsketch.privacy.accounting.events import epsilon_for
 from diffsketch.privacy.claim import ProvenClaim, Unit, check_samplable
 from diffsketch.privacy.simulated_noise import Noise
@@ -60,6 +60,7 @@ def calibrate(
 
     if total(least) <= limit:
         return least
+    # Most noise multipliers are near 1: from there, by factors of 4 to a bracket.
     high = min(max(1.0, least), most)
     if total(high) <= limit:
         while total(high / 4) <= limit:
@@ -73,6 +74,7 @@ def calibrate(
             raise ArgumentError(f"no number up to {most:g} keeps epsilon within {limit:g}")
     low = max(high / 4, least)
     while high > low * (1 + tolerance):
+        # The geometric mean, as the tolerance is relative.
         middle = math.sqrt(low * high)
         if total(middle) <= limit:
             high = middle
@@ -111,13 +113,13 @@ class PoissonSampler:
     stays secret. A fixed number of members, or a shuffled list, is not this.
 
     Guarantees: the members drawn are independent, with probability `rate`; a claim is amplified
-    only where that is proven: for central trust, not for replacement, not for another unit than
-    the one that is drawn (`tests/privacy/test_accounting.py`).
+    only where that is proven: not for replacement, not for another unit than the one that is drawn,
+    and of clients for central trust only (`tests/privacy/test_accounting.py`).
 
     Args:
         members: Number of members to draw from.
         rate: The probability of each.
-        unit: Kind of the members: clients, or examples.
+        unit: Kind of the members: clients, examples or persons.
 
     >>> from diffsketch.privacy.claim import Relation, Scope, Trust
     >>> scope = Scope(Unit.CLIENT, Relation.ADD_OR_REMOVE, Trust.CENTRAL)
@@ -136,7 +138,8 @@ class PoissonSampler:
     def __post_init__(self) -> None:
         check_whole("members", self.members, least=1)
         check(0 < self.rate <= 1, "rate", "be in (0, 1]", self.rate)
-        check(self.unit in (Unit.CLIENT, Unit.EXAMPLE), "unit", "be client or example", self.unit)
+        drawable = self.unit in (Unit.CLIENT, Unit.EXAMPLE, Unit.PERSON)
+        check(drawable, "unit", "be client, example or person", self.unit)
         object.__setattr__(self, "unit", Unit(self.unit))
 
     @property
@@ -154,9 +157,8 @@ class PoissonSampler:
 
         Raises:
             ArgumentError: Sampling gains nothing that is proven: the claim is not proven itself,
-                is not for central trust (a message shows who sends it, and a secure sum lacks the
-                noise of those who are not drawn) or is for replacement, or its noise is not
-                Gaussian or Laplace on one number.
+                is for replacement, or about clients and not for central trust
+                (`check_samplable`), or its noise is not Gaussian or Laplace on one number.
             MismatchError: The claim is about another unit. To draw clients does not hide an
                 example among those that its client holds.
         """

@@ -236,8 +236,10 @@ def epsilon_for(event: Event, delta: float) -> float:
     mu, failure = math.hypot(*shifts), min(fails, -math.expm1(stays))
     if failure > delta:
         return math.inf
+    # What is left of delta, given that none of the approximate ones has failed.
     delta = (delta - failure) / (1 - failure)
     largest = math.inf
+    # Without Gaussian noise the losses are bounded, and their sum holds with a delta of 0.
     if mu == 0:
         largest = math.fsum(count * pure_bound(leaf) for leaf, count in parts.items())
     if delta == 0 or math.isinf(mu):
@@ -260,6 +262,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     from scipy.optimize import brentq
     from scipy.special import ndtri
 
+    # Between epsilon = 0 and the point where the first term alone is delta.
     least, most = -mu / 2, -float(ndtri(delta))
     target = math.log(delta)
     if _log_delta(least, mu) <= target - _ROUNDING:
@@ -268,6 +271,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
         u = most
     else:
         u = float(brentq(lambda u: _log_delta(u, mu) - target, least, most, xtol=1e-14))
+    # Rounded up by more than the root and the arithmetic can be off.
     return max(0.0, mu * (u + _ROUNDING * (1 + abs(u)) + mu / 2))
 
 

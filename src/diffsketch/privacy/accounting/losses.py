@@ -79,6 +79,7 @@ def as_dp_event(event: Event) -> Any:
 def epsilon_for(parts: _Parts, delta: float) -> float:
     """The least epsilon that is known to hold with `delta` > 0 for so many of each event."""
     margin = distrust(parts)
+    # A margin that eats half of delta, or losses beyond floats: no grid.
     if delta < 2 * margin or not tractable(parts):
         return renyi_epsilon(parts, delta)
     step = grid_step(parts)
@@ -120,6 +121,7 @@ def loss_distribution(parts: _Parts, step: float) -> Any:
         by_count.setdefault(count, []).append(leaf)
     for count, kinds in by_count.items():
         # Composed before they are repeated, since repeating is the dearer of the two.
+        # Kinds with equal counts share one repetition.
         once = pld.identity(value_discretization_interval=step)
         for leaf in kinds:
             inner, rate = (leaf.event, leaf.rate) if isinstance(leaf, PoissonEvent) else (leaf, 1.0)
@@ -197,6 +199,7 @@ def _finest(parts: _Parts) -> float:
     alone = 2 * max(_widest(leaf) for leaf in parts)
     total = math.fsum(count * _widest(leaf) for leaf, count in parts.items())
     spreads = (math.sqrt(count) * _spread(leaf) for leaf, count in parts.items())
+    # Sums of many losses are nearly normal: that is far narrower than their range.
     width = 2 * _TAIL * math.hypot(*spreads)
     return max(alone / _MOST_POINTS, min(2 * total, alone + width) / _MOST_COMPOSED)
 

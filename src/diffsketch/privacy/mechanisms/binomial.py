@@ -185,6 +185,7 @@ class BinomialMechanism:
         r = self.clip / self.step * values
         span = (self.levels - 1) * values / 2
         largest = float(math.ceil(min(r, span)))
+        # Half of delta for the rounding to exceed the bounds below, half for the theorem.
         failure = self.delta / 2
         log = math.log(3 / failure)
         variance = min(self.dim / 4, root * r)
@@ -216,8 +217,9 @@ class BinomialMechanism:
             raise MismatchError(f"expected vectors of {self.dim}, got {tuple(vectors.shape)}")
         clipped = clip_norm(vectors.detach().to("cpu", torch.float64), self.clip)
         places = (clip_coordinates(clipped, self.limit) + self.limit) / self.step
+        # Clamped again, as the quotient may round to just beyond the last level.
         levels = stochastic_round(places.clamp(0, self.levels - 1), noise)
-        added = noise.binomial(tuple(levels.shape), self.trials, 0.5)
+        added = noise.binomial(tuple(levels.shape), self.trials)
         return (levels + added).to(vectors.device)
 
     def decode(self, total: Tensor, count: int) -> Tensor:

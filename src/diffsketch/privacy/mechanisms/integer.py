@@ -71,6 +71,7 @@ from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check, check_positive, check_whole
 from diffsketch.privacy.accounting import events
+from diffsketch.privacy.accounting.calibration import PoissonSampler
 from diffsketch.privacy.accounting.events import Event, GaussianEvent
 from diffsketch.privacy.claim import (
     ProvenClaim,
@@ -79,12 +80,14 @@ from diffsketch.privacy.claim import (
     Scope,
     Trust,
     TrustName,
+    Unit,
 )
 from diffsketch.privacy.clipping import (
     MAX_BITS,
     CoordinateBound,
     CoordinateQuantizer,
     Quantizer,
+    WholeTables,
     centre,
     wrap,
 )
@@ -146,7 +149,8 @@ class IntegerMechanism(ABC):
     * `distributed` trust: every one of the `cohort` members adds its share, and the claim is about
       their secure sum. It holds while all of them contribute; `claim_for` says what holds if only
       some did. The relation add-or-remove means that a member's table becomes zero (it still adds
-      its share of the noise).
+      its share of the noise). With `lost`, shares are for `cohort - lost` members: so many may stay
+      away, or tell the viewer their noise, and the claim is the same.
     * `central` trust: members send messages without noise to a server which they trust, and which
       adds `draw` once, to the sum.
 
@@ -159,6 +163,14 @@ class IntegerMechanism(ABC):
 
     where `prepared` is for coordinates that are bounded one by one.
 
+    *Records.* Where the quantizer's unit is an example or a person, a message is the sum of many
+    bounded and rounded tables, one for each record (`diffsketch.silos.messages`), with one
+    member's noise. Each record is in it with probability `rate`, in secret, and the claim is
+    amplified: let `P` be the law of the total without a record, given all others' tables, and `Q`
+    that with it. By domination one random map takes `Z` to `P`, and `Z + w |D|` to `Q`, so it takes
+    the mixture of these Gaussians with weights `1 - rate` and `rate` to that of `P` and `Q`. What
+    the other records are, and how they are rounded, is the same in both worlds.
+
     Args:
         quantizer: Clipping and rounding, and with that the sensitivity.
         noise_multiplier: The noise over the sensitivity; the subclass says of which order.
@@ -166,14 +178,20 @@ class IntegerMechanism(ABC):
         trust: Who adds the noise.
         cohort: Messages in a sum.
         bits: Bits of a number with noise; the modulus of a secure sum is `2**bits`.
+        lost: Members under distributed trust whose noise the claim does without.
+        rate: Probability of a record to be in a message. Draw with nothing but `sampler`.
+        records: Records of a message, in the mean: for room in the sum, not for privacy.
     """
 
-    quantizer: Quantizer | CoordinateQuantizer
+    quantizer: Quantizer | CoordinateQuantizer | WholeTables
     noise_multiplier: float
     relation: RelationName = field(default=Relation.REPLACE, kw_only=True)
     trust: TrustName = field(default=Trust.LOCAL, kw_only=True)
     cohort: int = field(default=1, kw_only=True)
     bits: int = field(default=32, kw_only=True)
+    lost: int = field(default=0, kw_only=True)
+    rate: float = field(default=1.0, kw_only=True)
+    records: float = field(default=1.0, kw_only=True)
 
     whole: ClassVar[Literal[True]] = True  # messages are whole numbers
     _name: ClassVar[str]
@@ -183,6 +201,19 @@ class IntegerMechanism(ABC):
         check_positive("noise_multiplier", self.noise_multiplier)
         check_whole("cohort", self.cohort, least=1)
         check_whole("bits", self.bits, least=1, most=MAX_BITS)
+        check_whole("lost", self.lost, least=0)
+        requirement = "be below cohort, and 0 but for distributed trust"
+        check(
+            not self.lost or (self.shared and self.lost < self.cohort),
+            "lost",
+            requirement,
+            self.lost,
+        )
+        check(0 < self.rate <= 1, "rate", "be in (0, 1]", self.rate)
+        check_positive("records", self.records)
+        if self.rate != 1 or self.records != 1:  # of clients, methods say nothing of samples
+            unit = self._scope.unit
+            check(unit in (Unit.EXAMPLE, Unit.PERSON), "unit", "be example or person", unit)
         object.__setattr__(self, "relation", self._scope.relation)
         object.__setattr__(self, "trust", self._scope.trust)
 
@@ -198,14 +229,25 @@ class IntegerMechanism(ABC):
     def claim_for(self, present: int) -> ProvenClaim:
         """State the claim of one round if only `present` members contributed noise.
 
-        Under distributed trust fewer members mean less noise: never go on with `claim` then.
+        Under distributed trust fewer members mean less noise: never go on with `claim` then. The
+        noise of more than `cohort - lost` does not count, as `lost` of them may tell theirs.
         """
         check_whole("present", present, least=1, most=self.cohort)
+        present = min(present, self._parts) if self.shared else present
         std = f"{self._std_for(present):.4g}{self.quantizer.bound.measure}"
         text = f"{self._name} of standard deviation {std} on whole numbers"
         if self.shared:
             text += f", shared among {present} members,"
-        return ProvenClaim(self._scope, self._event(present), text)
+        event = self._event(present)
+        if self.rate != 1:
+            event = events.poisson_sampled(self.rate, event)
+            text += f" on secret samples that each {self._scope.unit} joins with "
+            text += f"probability {self.rate:.4g}"
+        return ProvenClaim(self._scope, event, text)
+
+    def sampler(self, members: int) -> PoissonSampler:
+        """Sampler of the records of a message, of a party that has `members` of them."""
+        return PoissonSampler(members, self.rate, self._scope.unit)
 
     @cached_property
     def shared(self) -> bool:
@@ -220,13 +262,13 @@ class IntegerMechanism(ABC):
     @property
     def std(self) -> float:
         """Standard deviation of the noise of `claim` in a cell, in units of the data."""
-        return self._std_for(self.cohort)
+        return self._std_for(self._parts)
 
     @cached_property
     def message_bits(self) -> int:
         """Bits of a cell of a message: without noise, for central trust, the clip bounds it."""
         if self.trust is Trust.CENTRAL:
-            return self.quantizer.peak.bit_length() + 1
+            return (self._summed(1) * self.quantizer.peak).bit_length() + 1
         return self.bits
 
     def sum_bits(self, count: int) -> int:
@@ -245,6 +287,7 @@ class IntegerMechanism(ABC):
         """Bring whole numbers into `bits` bits: modulo `2**bits`, or signed and cut off."""
         if self.shared:
             return wrap(total, bits)
+        # Cut off, not wrapped: an overflow then costs accuracy in one cell, and no sign.
         half = 1 << (bits - 1)
         return total.clamp(-half, half - 1)
 
@@ -264,7 +307,7 @@ class IntegerMechanism(ABC):
         Every member is taken to have its whole norm in the same cell.
         """
         sources = 1 if self.trust is Trust.CENTRAL else self.cohort
-        margin = (1 << (self.bits - 1)) - self.cohort * self.quantizer.peak
+        margin = (1 << (self.bits - 1)) - self._summed(self.cohort) * self.quantizer.peak
         if margin <= 0:
             return 1.0
         log_tail = math.log(2 * self.quantizer.cells) + self._log_tail(margin, sources)
@@ -280,8 +323,17 @@ class IntegerMechanism(ABC):
 
         Sums that wrap only get shorter.
         """
-        clipped = count * self.quantizer.longest * self.step
+        clipped = self._summed(count) * self.quantizer.longest * self.step
         return clipped + self._noise_norm(count, self.quantizer.cells, failure)
+
+    def _summed(self, count: int) -> int:
+        """Records of `count` messages, or more but for one in 10**9 sums; clients are one each."""
+        if self.rate == self.records == 1:
+            return count
+        # Chernoff: a sum of independent zeros and ones, of mean m, exceeds m + sqrt(2 m l) + l
+        # with probability exp(-l) at most.
+        mean, logs = count * self.records, 9 * math.log(10)
+        return math.ceil(mean + math.sqrt(2 * mean * logs) + logs)
 
     def _noise_norm(self, count: int, cells: int, failure: float) -> float:
         """Norm of the noise of `count` messages in `cells` cells, in units of the data."""
@@ -290,6 +342,14 @@ class IntegerMechanism(ABC):
         tail = None if self._sub_gaussian else partial(self._log_tail, sources=count)
         variance = count * self._noise_variance / self._parts
         return self.step * noise_norm(cells, variance, failure, tail)
+
+    def tail_bound(self, margin: float, *, count: int | None = None) -> float:
+        """Bound the probability that noise in a cell of a sum is `margin` steps or more.
+
+        The noise of the claim, or that of `count` messages.
+        """
+        sources = self._parts if count is None else count
+        return math.exp(min(0.0, self._log_tail(margin, sources)))
 
     def with_bits_for(self, failure: float) -> Self:
         """The same with the fewest bits for which `overflow_bound` is at most `failure`."""
@@ -320,13 +380,13 @@ class IntegerMechanism(ABC):
         return fitting or self
 
     def _std_for(self, present: int) -> float:
-        part = present / self.cohort if self.shared else 1.0
+        part = present / self._parts if self.shared else 1.0
         return self.step * math.sqrt(self._noise_variance * part)
 
     @property
     def _parts(self) -> int:
         """Number of messages that the noise of the claim comes in."""
-        return self.cohort if self.shared else 1
+        return self.cohort - self.lost if self.shared else 1
 
     @property
     @abstractmethod
@@ -542,6 +602,16 @@ class SkellamMechanism(IntegerMechanism):
     def draw(self, shape: tuple[int, ...], noise: Noise) -> Tensor:
         """Draw the noise of one message: int64."""
         return noise.skellam(shape, self._share)
+
+    def draw_sum(self, shape: tuple[int, ...], noise: Noise, *, count: int) -> Tensor:
+        """Draw what `draw` adds to the sum of `count` messages, at once: int64.
+
+        A sum of Skellam numbers is a Skellam number of their variances' sum, so this is the law of
+        that many draws, exactly. A trusted server adds its noise once, whatever the count is.
+        """
+        check_whole("count", count, least=1)
+        sources = 1 if self.trust is Trust.CENTRAL else count
+        return noise.skellam(shape, sources * self._share)
 
     def _event(self, present: int) -> Event:
         variance = self._share * (present if self.shared else 1)

@@ -58,6 +58,7 @@ def factor(sketch: CountSketch, seed: HashSeed, start: int) -> Tensor | None:
 
 
 def _factor(counts: _Matrix) -> Tensor | None:
+    # Regular only if its least pivot is above what rounding can make of a zero.
     matrix = torch.from_numpy(counts)
     lower, info = torch.linalg.cholesky_ex(matrix)
     rounding = 16 * len(lower) * 2.0**-53 * float(matrix.trace())
@@ -103,6 +104,7 @@ def padded_tables(
         table = sketch.encode(vectors, seed, offset=0)
         return table + drawn.reshape(table.shape).to(table)
     tables = vectors.new_empty(workers, sketch.rows, sketch.cols)
+    # In groups: a thousand vectors with 20n appended numbers would not fit into memory.
     size = max(1, _GROUP // sketch.dim)  # workers whose vectors fit into memory
     for start in range(0, workers, size):
         stop = min(start + size, workers)
