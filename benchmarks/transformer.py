@@ -1,28 +1,30 @@
 """How well does a transformer learn, by what its workers send each other?
 
-    python -m benchmarks.transformer                                  # small, on any machine
-    python -m benchmarks.transformer --params 10M --json one.json     # on a GPU
-    python -m benchmarks.transformer --params 10M --rows none diloco --json two.json
-    python -m benchmarks.transformer --merge one.json two.json --show --json all.json
+    python -m benchmarks.transformer                             # small, on any machine
+    python -m benchmarks.transformer --params 1M --workers 16 4 --jobs 12 --limit-s 500  # on a GPU
+    python -m benchmarks.transformer --params 1M --table         # the tables and the figure
 
 A byte-level GPT learns Python (`benchmarks.gpt`), by workers that one process plays at once. Each
-row is a way to exchange gradients, in every step, or what 15 steps of AdamW did to the weights
-(DiLoCo; an outer step with Nesterov's momentum follows). All rows start from the same weights, draw
-the same sequences, clip gradients to a norm of 1, use AdamW with the same schedule, and are judged
-by the same files that were held out.
+row is a way to exchange gradients, in every step, or what 15 steps did to the weights (DiLoCo; an
+outer step with Nesterov's momentum follows). All rows start from the same weights, draw the same
+sequences, clip gradients to a norm of 1, have the same schedule, and are judged by the same files
+that were held out. The inner optimizer is AdamW, or Muon for the layers' matrices.
 
-*Learning rates* are tuned in the same way for each row: the best of three after fewer steps, with a
-seed of its own, and then the best outer step where a row has several. *Bytes* are those of one
-worker, for ours with the header: up is its message, down what it receives. Sums are received as one
-sum, with the bits that it needs; messages that cannot be added (top-k), from all others. "x" is the
-bytes of float32 gradients in every step over these.
+*Every row is tuned alike* (`next_try`), over half of the steps with a seed of its own: the learning
+rate, in factors of two until the best is none of the outermost; then the outer rate and momentum;
+then half factors of the learning rate.
+
+*Bytes* are those of one worker. Up is its message, down what it receives: a sum, with its bits, or,
+where messages cannot be added (top-k), the messages of all others. "x" is the bytes of float32
+gradients in every step over these. Ours are those of the library's rounds: sums are rounded again.
 
 *The private row* hides a whole silo of 8, with epsilon 8 at delta 1e-5 over all rounds (proven, for
 adding or removing one; Gaussian noise on whole numbers that a secure sum shares out). Its clip is
 `rate * sqrt(15 * dim)`: Adam moves a number by about `rate` in a step, and in all directions. All
 that is known of the noise before the run shrinks its outer step: `1 / (1 + noise^2 / clip^2)`.
 
-Runs can be made in pieces: what `--merge` has is not run again. Nothing is timed with care.
+Each run is a line of `results.jsonl` in the folder `--out`. Whatever is there is not run again, so
+a run that was stopped goes on. Nothing is timed with care.
 """
 
 from __future__ import annotations
@@ -30,15 +32,19 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import queue
 import statistics
+import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.multiprocessing as mp
 from torch import Tensor
 
 from benchmarks.gpt import (
@@ -50,10 +56,9 @@ from benchmarks.gpt import (
     installed_sources,
     schedule,
 )
-from benchmarks.one_thread import save
-from benchmarks.report import print_table
 from benchmarks.timing import environment
-from benchmarks.transformer_peers import ChunkTopK, Dense, Exchange, Half, PowerSGD, TopK
+from benchmarks.transformer_peers import ChunkTopK, Dense, Exchange, Half, PowerSGD, Rounded, TopK
+from diffsketch.ddp.collectives import Parts
 from diffsketch.errors import ArgumentError
 from diffsketch.methods.client_noise import SketchGaussian
 from diffsketch.methods.feedback import ErrorFeedback
@@ -64,11 +69,13 @@ from diffsketch.privacy.simulated_noise import CohortNoise, NoiseKey
 from diffsketch.sketch.hashing import SketchKey
 
 EVERY = 15  # steps between exchanges of weights
-NESTEROV, PLAIN = (0.7, 0.6), (1.0, 0.0)  # outer learning rate and momentum
-RATES = (3e-4, 1e-3, 3e-3)
+RATES = (1e-3, 2e-3, 4e-3)  # where tuning begins
+LEAST_RATE, LARGEST_RATE = 6e-5, 7e-2
+PLAIN = (1.0, 0.0)  # outer learning rate and momentum
+OUTER = ((0.7, 0.6), (0.7, 0.3), (0.5, 0.6), PLAIN, (1.0, 0.5), (0.7, 0.8))
 TUNING_SEED = 100
+CURVE = 6  # points of a run at which it is judged as well
 SILOS, EPSILON, DELTA = 8, 8.0, 1e-5
-LEAST = {"parameters": 10**7, "steps": 2000, "seeds": 3}  # what the goals are about
 
 
 @dataclass(frozen=True)
@@ -85,31 +92,47 @@ class Setting:
 
 @dataclass(frozen=True)
 class Row:
-    """A way to exchange: what, how often, and the outer steps to choose from."""
+    """A way to exchange: what, and how often."""
 
     exchange: Callable[[GPT, Setting, torch.device], Exchange]
     text: str
     every: int = 1
-    outer: tuple[tuple[float, float], ...] = (PLAIN,)
     ours: bool = False
+    muon: bool = False
     silos: int | None = None  # in place of workers, with as many sequences in all
+
+    @property
+    def outer(self) -> tuple[tuple[float, float], ...]:
+        """Outer steps to choose from."""
+        return (PLAIN,) if self.every == 1 else OUTER
 
 
 class Sketched:
-    """The mean of tables, of float32 or of few bits, with error feedback or without.
+    """The mean of tables of few bits, with error feedback or without, by sums rounded again.
 
-    As `GroupMean` finds it, whose ranks are in processes of their own.
+    As `GroupMean` computes it, whose ranks are in processes of their own.
+
+    Args:
+        dim: Length of the vectors.
+        setting: Of the run.
+        compression: Coordinates over cells.
+        bits: Of a cell.
+        feedback: Whether workers remember what was not sent.
+        keep_sums: Whether they remember what the sum lost as well.
     """
 
     def __init__(
-        self, dim: int, setting: Setting, compression: float, *, bits: int, feedback: bool
-    ) -> None:
-        workers = setting.workers
-        self._method = PlainSketch(dim, 1, math.floor(dim / compression), bits=bits, cohort=workers)
-        self._workers, self._round = workers, 0
+        self, dim: int, setting: Setting, compression: float, *, bits: int, feedback: bool,
+        keep_sums: bool = False,
+    ) -> None:  # fmt: skip
+        workers, cols = setting.workers, math.floor(dim / compression)
+        self._method = PlainSketch(dim, 1, cols, bits=bits, cohort=workers)
+        self._workers, self._round, self._keep_sums = workers, 0, keep_sums
         self._key, self._noise = SketchKey.from_integer(setting.seed), NoiseKey(bytes(32))
-        self.up = float(self._method.wire_bytes)
-        self.down = float(self._method.total_format.sum_bytes)
+        grid = self._method.grid
+        self.up = self.down = 4.0 * cols
+        if grid is not None:
+            self.up = self.down = Parts(grid, cols, workers).bytes * workers / 2
         self._memories: list[ErrorFeedback] = []
         if feedback:
             claim = self._method.claim_for(workers, self._key.seed(0))
@@ -126,14 +149,31 @@ class Sketched:
             limits = [self._method.limit_for(vector) for vector in vectors]
             self._method = self._method.at_clip(statistics.geometric_mean(filter(None, limits)))
         messages = self._method.encode(mixed, seed, noise).messages
-        for memory, vector, own, message in zip(
+        for memory, vector, kept, message in zip(
             self._memories, vectors, mixed, messages, strict=False
         ):
-            memory.keep(vector, own, self._method.mean_table(message, 1), seed)
-        total = messages.sum(0)
-        found = self._method.decode(total, seed, count=self._workers)
+            memory.keep(vector, kept, self._method.mean_table(message, 1), seed)
+        total = self._rounded_again(messages.sum(0), seed)
+        estimate = self._method.decode(total, seed, count=self._workers)
         self._method, self._round = self._method.after(total, count=self._workers), self._round + 1
-        return found
+        return estimate
+
+    def _rounded_again(self, total: Tensor, seed: Any) -> Tensor:
+        grid, method = self._method.grid, self._method
+        if grid is None:
+            return total
+        noise = CohortNoise(self._noise, [self._workers], round_index=self._round)
+        cells, sizes = total[: -grid.size_cells].float(), total[-grid.size_cells :].float()
+        middle = grid.middle(self._workers)
+        levels, limit = grid.again(cells + middle, noise.words((1, 2)))
+        again = torch.cat([grid.restored(levels, limit) - middle, sizes])
+        if self._keep_sums:
+            lost = method.mean_table(total, self._workers) - method.mean_table(again, self._workers)
+            lost_vector = method.sketch.query(lost, seed, combine="mean")
+            for memory in self._memories:
+                if memory.memory is not None:
+                    memory.memory.add_(lost_vector, alpha=memory.later)
+        return again
 
 
 class Private:
@@ -172,20 +212,26 @@ class Private:
         return method.decode(total, seed, count=self._silos).mul_(self._shrink)
 
 
-def _sketch(compression: float, bits: int, *, feedback: bool, every: int = 1) -> Row:
-    def exchange(model: GPT, setting: Setting, _: torch.device) -> Exchange:
-        return Sketched(model.dim, setting, compression, bits=bits, feedback=feedback)
+def _sketch(
+    compression: float, bits: int, *, every: int = 1, muon: bool = False, keep_sums: bool = False
+) -> Row:
+    """Ours: local steps with feedback, as the library does, and gradients without."""
+    feedback = every > 1
 
-    text = f"sketch {compression:g}x, {bits} bits" + (", feedback" if feedback else "")
-    return Row(exchange, text, every, (NESTEROV if every > 1 else PLAIN,), ours=True)
+    def exchange(model: GPT, setting: Setting, _: torch.device) -> Exchange:
+        return Sketched(model.dim, setting, compression, bits=bits, feedback=feedback,
+                        keep_sums=keep_sums)  # fmt: skip
+
+    text = f"sketch {compression:g}x, {bits} bits" + (", Muon" if muon else "")
+    text += ", feedback of the sum too" if keep_sums else ""
+    return Row(exchange, text, every, ours=True, muon=muon)
 
 
 def _chunks(kept: int) -> Row:
     def exchange(model: GPT, setting: Setting, device: torch.device) -> Exchange:
         return ChunkTopK(model.shapes, setting.workers, kept, device)
 
-    # The paper's outer step is plain; ours is tried too, since it may be better.
-    return Row(exchange, f"SparseLoCo: {kept} of 4,096, 2 bits", EVERY, (PLAIN, NESTEROV))
+    return Row(exchange, f"SparseLoCo: {kept} of 4,096, 2 bits", EVERY)
 
 
 def _power(rank: int) -> Row:
@@ -195,30 +241,53 @@ def _power(rank: int) -> Row:
     return Row(exchange, f"PowerSGD, rank {rank}")
 
 
+def _rounded(bits: int, text: str, **options: Any) -> Row:
+    def exchange(model: GPT, setting: Setting, device: torch.device) -> Exchange:
+        return Rounded(model.dim, setting.workers, bits, device, **options)
+
+    return Row(exchange, text, EVERY)
+
+
+def _dense(model: GPT, *_: Any) -> Exchange:
+    return Dense(model.dim)
+
+
+# In the order in which they are run: time may be short.
 ROWS: dict[str, Row] = {
-    "none": Row(lambda model, *_: Dense(model.dim), "all, in float32"),
-    "fp16": Row(lambda model, *_: Half(model.dim), "all, in float16"),
-    "powersgd-6": _power(6),
-    "powersgd-1": _power(1),
-    "top-k": Row(lambda m, s, d: TopK(m.dim, s.workers, 50, d), "top-k with memory"),
-    "sketch": _sketch(50, 32, feedback=False),
-    "sketch-feedback": _sketch(50, 32, feedback=True),
-    "sketch-bits": _sketch(6.25, 4, feedback=False),
-    "sketch-2-bits": _sketch(3.125, 2, feedback=False),
-    "diloco": Row(lambda m, *_: Dense(m.dim), "DiLoCo: all, in float32", EVERY, (NESTEROV,)),
+    "diloco": Row(_dense, "DiLoCo: all, in float32", EVERY),
+    "local-4x2": _sketch(4, 2, every=EVERY),
+    "local-10x2": _sketch(10, 2, every=EVERY),
     "sparseloco-64": _chunks(64),
     "sparseloco-256": _chunks(256),
-    "local-4x4": _sketch(4, 4, feedback=True, every=EVERY),
-    "local-4.8x3": _sketch(4.8, 3, feedback=True, every=EVERY),
-    "local-10x4": _sketch(10, 4, feedback=True, every=EVERY),
-    "local-10.5x3": _sketch(10.5, 3, feedback=True, every=EVERY),
-    "local-10x2": _sketch(10, 2, feedback=True, every=EVERY),
+    "local-4x4": _sketch(4, 4, every=EVERY),
+    "none": Row(_dense, "all, in float32"),
+    "powersgd-1": _power(1),
+    "powersgd-2": _power(2),
+    "sketch-2-bits": _sketch(3.13, 2),
+    "sketch-4-bits": _sketch(6.26, 4),
+    "local-2x2": _sketch(2, 2, every=EVERY),
+    "local-20x2": _sketch(20, 2, every=EVERY),
+    "local-10x4": _sketch(10, 4, every=EVERY),
+    "local-20x4": _sketch(20, 4, every=EVERY),
+    "local-8x1": _sketch(8, 1, every=EVERY),
+    "diloco-muon": Row(_dense, "DiLoCo: all, in float32, Muon", EVERY, muon=True),
+    "local-4x2-muon": _sketch(4, 2, every=EVERY, muon=True),
+    "all-2-bits": _rounded(2, "all, in 2 bits, memory"),
+    "all-1-bit": _rounded(1, "all, in 1 bit, memory"),
+    "mask-random": _rounded(2, "a random quarter in 2 bits, memory", share=4),
+    "mask-cyclic": _rounded(2, "a quarter after another in 2 bits, memory", share=4, cyclic=True),
+    "local-4x2-sums": _sketch(4, 2, every=EVERY, keep_sums=True),
+    "sketch-1-bit": _sketch(1.57, 1),
+    "sketch-2-bits-84": _sketch(5.25, 2),
+    "fp16": Row(lambda model, *_: Half(model.dim), "all, in float16"),
+    "top-k": Row(lambda m, s, d: TopK(m.dim, s.workers, 50, d), "top-k with memory"),
+    "sketch": _sketch(50, 32),
     "private": Row(
         lambda model, setting, _: Private(model.dim, setting),
-        f"private: epsilon {EPSILON:g}, {SILOS} silos",
-        EVERY, ours=True, silos=SILOS,
+        f"private: epsilon {EPSILON:g}, {SILOS} silos", EVERY, ours=True, silos=SILOS,
     ),
 }  # fmt: skip
+DEFAULT = [name for name in ROWS if name not in ("fp16", "top-k", "sketch", "private")]
 
 
 class Bench:
@@ -229,7 +298,7 @@ class Bench:
     ) -> None:
         self.model, self.text, self.device = GPT(SIZES[params]), text.to(device), device
         self._compiled, self._batches = compiled, batches
-        self._trainers: dict[tuple[int, int], Trainer] = {}
+        self._trainers: dict[Any, Trainer] = {}
         self._initial = lru_cache(lambda seed: self.model.initial(seed).to(device))
 
     def run(self, row: Row, setting: Setting, outer: tuple[float, float]) -> dict[str, Any]:
@@ -237,11 +306,13 @@ class Bench:
         if row.silos is not None:
             each = setting.sequences * setting.workers // row.silos
             setting = replace(setting, workers=row.silos, sequences=max(1, each))
-        sizes = (setting.workers, setting.sequences)
+        sizes = (setting.workers, setting.sequences, row.muon)
         if sizes not in self._trainers:
             # To compile for one row would take longer than it saves.
             compiled = self._compiled and row.silos is None
-            self._trainers[sizes] = Trainer(self.model, self.text, *sizes, compiled=compiled)
+            self._trainers[sizes] = Trainer(
+                self.model, self.text, *sizes[:2], compiled=compiled, muon=row.muon
+            )
         trainer, began = self._trainers[sizes], time.perf_counter()
         exchange = row.exchange(self.model, setting, self.device)
         center = self._initial(setting.seed).clone()
@@ -249,45 +320,46 @@ class Bench:
         shape = (setting.steps, setting.workers, setting.sequences)
         starts = draw_starts(self.text, self.model.size.context, shape, generator)
         rates = schedule(setting.steps, setting.rate)
+        curve: list[tuple[int, float]] = []
+        rounds = local_steps(trainer, exchange, center, starts, rates, row.every, outer)
+        if row.every == 1:
+            rounds = every_step(trainer, exchange, center, starts, rates)
         try:
-            if row.every == 1:
-                every_step(trainer, exchange, center, starts, rates)
-            else:
-                local_steps(trainer, exchange, center, starts, rates, row.every, outer)
+            for step in rounds:
+                part, before = (at * CURVE // setting.steps for at in (step, step - row.every))
+                if part > before and setting.seed != TUNING_SEED:
+                    curve.append((step, trainer.held_out_loss(center, batches=4)))
         except ArgumentError:  # ours refuse to send what is not finite
             center.fill_(math.nan)
         loss = trainer.held_out_loss(center, batches=self._batches)
-        seconds, rounds = time.perf_counter() - began, setting.steps // row.every
+        seconds, count = time.perf_counter() - began, setting.steps // row.every
         return {
-            "rate": setting.rate, "outer": outer if row.every > 1 else None, "seed": setting.seed,
-            "steps": setting.steps, "loss": loss if math.isfinite(loss) else None,
-            "up": exchange.up * rounds, "down": exchange.down * rounds,
-            "epsilon": getattr(exchange, "epsilon", None), "seconds": seconds,
+            "params": setting.params, "workers": setting.workers, "sequences": setting.sequences,
+            "steps": setting.steps, "seed": setting.seed, "rate": setting.rate, "outer": outer,
+            "loss": loss if math.isfinite(loss) else None, "curve": curve,
+            "up": exchange.up * count, "down": exchange.down * count,
+            "epsilon": getattr(exchange, "epsilon", None), "seconds": round(seconds, 2),
         }  # fmt: skip
 
 
 def every_step(
     trainer: Trainer, exchange: Exchange, center: Tensor, starts: Tensor, rates: Sequence[float]
-) -> None:
+) -> Iterator[int]:
     """Exchange gradients in every step; all workers have the same weights, which `center` gets."""
     trainer.restart(center)
-    for batches, rate in zip(starts, rates, strict=True):
+    for step, (batches, rate) in enumerate(zip(starts, rates, strict=True), 1):
         trainer.backward(batches)
         trainer.grads.copy_(exchange.mean(trainer.grads))
         trainer.step(rate)
-    center.copy_(trainer.weights[0])
+        center.copy_(trainer.weights[0])
+        yield step
 
 
 def local_steps(
-    trainer: Trainer,
-    exchange: Exchange,
-    center: Tensor,
-    starts: Tensor,
-    rates: Sequence[float],
-    every: int,
-    outer: tuple[float, float],
-) -> None:
-    """Exchange what so many steps of each worker did to the weights; steps left over are not made.
+    trainer: Trainer, exchange: Exchange, center: Tensor, starts: Tensor, rates: Sequence[float],
+    every: int, outer: tuple[float, float],
+) -> Iterator[int]:  # fmt: skip
+    """Exchange what `every` steps of each worker did to the weights; steps left over are not made.
 
     The outer step is that of `torch.optim.SGD` with Nesterov's momentum.
     """
@@ -301,234 +373,187 @@ def local_steps(
         speed.mul_(momentum).add_(change)
         center.sub_(change.add(speed, alpha=momentum), alpha=outer_rate)
         trainer.weights.copy_(center)
+        yield first + every
 
 
-def tune(bench: Bench, row: Row, setting: Setting, rates: Sequence[float]) -> list[dict[str, Any]]:
-    """Try all learning rates, then the other outer steps with the best."""
-    setting = replace(setting, seed=TUNING_SEED)
-    found = [bench.run(row, replace(setting, rate=rate), row.outer[0]) for rate in rates]
-    best = replace(setting, rate=best_of(found)["rate"])
-    return found + [bench.run(row, best, outer) for outer in row.outer[1:]]
+def next_try(row: Row, runs: Sequence[Mapping[str, Any]]) -> tuple[float, Any] | None:
+    """The rate and outer step to try next, by what was tried; None when a row is tuned."""
 
+    def tried(rate: float, outer: Any) -> bool:
+        return any(math.isclose(run["rate"], rate, rel_tol=1e-3) and tuple(run["outer"]) == outer
+                   for run in runs)  # fmt: skip
 
-def run_once(
-    bench: Bench,
-    name: str,
-    setting: Setting,
-    rates: Sequence[float],
-    tuning_steps: int,
-    result: dict[str, Any],
-) -> None:
-    """Tune a row unless it is tuned already, run it, and add to the results."""
-    row, outer = ROWS[name], ROWS[name].outer[0]
-    tried = [run for run in result["tuning"] if run["row"] == name]
-    if tuning_steps and not tried:
-        short = replace(setting, steps=tuning_steps)
-        tried = [{"row": name} | run for run in tune(bench, row, short, rates)]
-        result["tuning"] += tried
-    if tried:
-        best = best_of(tried)
-        setting = replace(setting, rate=best["rate"])
-        outer = tuple(best["outer"]) if best["outer"] else outer
-    run = bench.run(row, setting, outer)
-    result["runs"].append({"row": name} | run)
-    loss = "-" if run["loss"] is None else f"{run['loss']:.4f}"
-    each = f"{run['seconds'] / setting.steps * 1e3:.2f} ms a step"
-    print(f"  {name}, seed {setting.seed}, rate {setting.rate:g}: {loss}, {each}", flush=True)
+    first = row.outer[0]
+    for rate in RATES:
+        if not tried(rate, first):
+            return rate, first
+    rates = [run for run in runs if tuple(run["outer"]) == first]
+    best = best_of(rates)["rate"]
+    for factor in (2.0, 0.5):
+        if LEAST_RATE < best * factor < LARGEST_RATE and not tried(best * factor, first):
+            return best * factor, first
+    for outer in row.outer[1:]:
+        if not tried(best, outer):
+            return best, outer
+    chosen = best_of(runs)
+    centre = chosen["rate"]
+    if any(math.isclose(centre, best * 2**half, rel_tol=1e-3) for half in (0.5, -0.5)):
+        centre = best
+    for factor in (math.sqrt(2), math.sqrt(0.5)):
+        if not tried(centre * factor, tuple(chosen["outer"])):
+            return centre * factor, tuple(chosen["outer"])
+    return None
 
 
 def best_of(runs: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The run with the lowest loss; those that diverged come last."""
     return min(runs, key=lambda run: math.inf if run["loss"] is None else run["loss"])
 
 
-@dataclass(frozen=True)
-class Summary:
-    """A row's results: the mean loss over the seeds, and how many fewer bytes went each way."""
-
-    name: str
-    loss: float
-    losses: tuple[float, ...]
-    up: float
-    down: float
-    run: Mapping[str, Any]
-
-    @property
-    def both(self) -> float:
-        """Times fewer bytes, in the direction that has more of them."""
-        return min(self.up, self.down)
+def runs_of(
+    results: Iterable[Mapping[str, Any]], name: str, setting: Setting
+) -> list[Mapping[str, Any]]:
+    """Runs of a row in a setting, whatever their seeds, rates and steps."""
+    workers = setting.workers if ROWS[name].silos is None else ROWS[name].silos
+    return [run for run in results if run["row"] == name and run["params"] == setting.params
+            and run["workers"] == workers]  # fmt: skip
 
 
-def summaries(result: Mapping[str, Any]) -> dict[str, Summary]:
-    """Summarise the runs by row, in the order of `ROWS`."""
-    found = {}
-    for name in ROWS:
-        runs = [run for run in result["runs"] if run["row"] == name]
-        if not runs:
+def next_run(
+    name: str, setting: Setting, results: Sequence[Mapping[str, Any]], options: argparse.Namespace
+) -> tuple[Setting, Any] | None:
+    """The next run of a row: of its tuning, or with a seed; None when there is none left."""
+    runs = runs_of(results, name, setting)
+    tuning = [run for run in runs if run["seed"] == TUNING_SEED]
+    following = next_try(ROWS[name], tuning)
+    if following is not None:
+        rate, outer = following
+        return replace(setting, seed=TUNING_SEED, steps=options.tuning_steps, rate=rate), outer
+    best = best_of(tuning)
+    done = {run["seed"] for run in runs}
+    for seed in options.seeds:
+        if seed not in done:
+            return replace(setting, seed=seed, rate=best["rate"]), tuple(best["outer"])
+    return None
+
+
+def read_results(folder: Path) -> list[dict[str, Any]]:
+    """Lines of results; one that was cut off by the end of a run is left out."""
+    path, results = folder / "results.jsonl", []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            results.append(json.loads(line))
+        except json.JSONDecodeError:
             continue
-        losses = tuple(math.inf if run["loss"] is None else run["loss"] for run in runs)
-        dense = 4 * result["parameters"] * runs[0]["steps"]
-        up, down = dense / runs[0]["up"], dense / runs[0]["down"]
-        found[name] = Summary(name, statistics.mean(losses), losses, up, down, runs[0])
-    return found
+    return results
 
 
-@dataclass(frozen=True)
-class Goal:
-    """A goal, what was found, and whether that reaches it; None if rows are missing."""
-
-    name: str
-    text: str
-    found: str
-    reached: bool | None
-
-
-def goals(rows: Mapping[str, Summary]) -> list[Goal]:
-    """Judge the goals from what was found."""
-    local = [
-        row for name, row in rows.items()
-        if ROWS[name].ours and ROWS[name].every > 1 and ROWS[name].silos is None
-    ]  # fmt: skip
-
-    def at_least(times: float, *, both: bool = True) -> Summary | None:
-        fitting = [row for row in local if (row.both if both else row.up) >= times]
-        return min(fitting, key=lambda row: row.loss, default=None)
-
-    def judge(name: str, text: str, one: Summary | None, other: str, factor: float) -> Goal:
-        peer = rows.get(other)
-        if one is None or peer is None:
-            return Goal(name, text, "not run", None)
-        ratio = one.loss / peer.loss
-        shown = f"{one.name} ({one.up:,.0f}x up, {one.down:,.0f}x down) {one.loss:.4f}, "
-        shown += f"{other} ({peer.up:,.0f}x, {peer.down:,.0f}x) {peer.loss:.4f}: {ratio - 1:+.1%}"
-        return Goal(name, text, shown, ratio <= factor)
-
-    found = [
-        judge("a", f">= {times:,}x both ways within {share:.1%} of DiLoCo", at_least(times),
-              "diloco", 1 + share)
-        for times, share in ((450, 0.005), (1000, 0.015))
-    ]  # fmt: skip
-    text = ">= 1,000x both ways better than PowerSGD at 40x"
-    found.append(judge("b", text, at_least(1000), "powersgd-6", 1.0))
-    for name in ("sparseloco-64", "sparseloco-256"):
-        text = f"with no more bytes up, better than {name}"
-        best = at_least(rows[name].up, both=False) if name in rows else None
-        found.append(judge("c", text, best, name, 1.0))
-    each = [rows[name] for name in ("sketch-bits", "sketch-2-bits") if name in rows]
-    step = min(each, key=lambda row: row.loss, default=None)
-    found.append(judge("d", "50x up in every step, within 5% of float32", step, "none", 1.05))
-    text = "50x up in every step, better than PowerSGD at as many bytes"
-    found.append(judge("d", text, step, "powersgd-6", 1.0))
-    hidden, shown = rows.get("private"), "not run"
-    if hidden is not None:
-        epsilon = hidden.run["epsilon"]
-        shown = f"epsilon {epsilon:.2f} at delta {DELTA:g} over the run: loss {hidden.loss:.4f}"
-    text = "with a proven epsilon of 8 for each silo, the loss is reported"
-    return [*found, Goal("e", text, shown, None if hidden is None else hidden.run["epsilon"] <= 8)]
+def work(index: int, tasks: Any, text: str, options: argparse.Namespace, deadline: float) -> None:
+    """Run the rows of a queue, one after another, as long as there is time."""
+    torch.set_num_threads(1)
+    device = torch.device(options.device)
+    if device.type == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = True
+    benches: dict[str, Bench] = {}
+    corpus, longest = Text(**torch.load(text)), 0.0
+    while True:
+        try:
+            params, workers, name = tasks.get(timeout=1)
+        except queue.Empty:
+            return
+        try:
+            if params not in benches:
+                benches[params] = Bench(
+                    params, corpus, device, compiled=options.compile, batches=options.batches
+                )
+            setting = Setting(params, options.steps, workers, options.sequences)
+            results: list[Any] = list(read_results(options.out))
+            while (following := next_run(name, setting, results, options)) is not None:
+                if time.time() + 1.3 * longest > deadline:
+                    return
+                began = time.time()
+                run = {"row": name} | benches[params].run(ROWS[name], *following)
+                longest = max(longest, time.time() - began)
+                results.append(run)
+                with (options.out / "results.jsonl").open(
+                    "a"
+                ) as file:  # one write: lines stay whole
+                    file.write(json.dumps(run) + "\n")
+            print(f"[{index}] {params}, {workers} workers, {name}: done", flush=True)
+        except Exception:  # the other rows go on
+            print(f"[{index}] {name} failed\n{traceback.format_exc()}", flush=True)
 
 
-def show(result: dict[str, Any]) -> None:
-    """Print the table and the goals, and keep the goals."""
-    rows = summaries(result)
-    lines = []
-    for name, row in rows.items():
-        kind, outer = ROWS[name], row.run["outer"]
-        lines.append([
-            name, kind.text, "each step" if kind.every == 1 else f"every {kind.every}",
-            f"{row.up:,.0f}x", f"{row.down:,.0f}x",
-            f"{row.run['rate']:g}" + (f", {outer[0]:g}/{outer[1]:g}" if outer else ""),
-            f"{row.loss:.4f}", " ".join(f"{loss:.4f}" for loss in row.losses),
-        ])  # fmt: skip
-    headers = ["row", "what is sent", "when", "fewer bytes up", "down", "rate", "loss", "seeds"]
-    title = f"{result['parameters'] / 1e6:.1f}M parameters, {result['setting']['steps']} steps"
-    print_table(title, headers, lines)
-    found = goals(rows)
-    seeds = min((len(row.losses) for row in rows.values()), default=0)
-    sizes = {"parameters": result["parameters"], "seeds": seeds}
-    sizes |= {"steps": result["setting"]["steps"]}
-    if short := [f"{name} >= {LEAST[name]:,}" for name in LEAST if sizes[name] < LEAST[name]]:
-        print(f"This run is smaller than what the goals are about: {', '.join(short)}")
-    said = {True: "reached", False: "NOT reached", None: "-"}
-    for goal in found:
-        print(f"({goal.name}) {goal.text}: {said[goal.reached]}\n      {goal.found}")
-    result["goals"] = [asdict(goal) for goal in found]
-
-
-def merged(paths: Sequence[Path]) -> dict[str, Any]:
-    """Put pieces of one benchmark together; the first piece's environment is kept."""
-    pieces = [json.loads(path.read_text()) for path in paths]
-    for key in ("setting", "text", "parameters", "rates", "tuning_steps"):
-        if any(piece[key] != pieces[0][key] for piece in pieces):
-            raise SystemExit(f"pieces of one benchmark must have the same {key}")
-    found: dict[str, Any] = pieces[0]
-    for part, keys in (("tuning", ("row", "rate", "outer")), ("runs", ("row", "seed"))):
-        known = {
-            json.dumps([run[key] for key in keys]): run for piece in pieces for run in piece[part]
-        }
-        found[part] = list(known.values())
-    return found
+def run_all(options: argparse.Namespace) -> None:
+    """Run what is missing, by processes that share the rows."""
+    deadline = time.time() + options.limit_s
+    options.out.mkdir(parents=True, exist_ok=True)
+    corpus = installed_sources(options.text_bytes)
+    about = environment(torch.device(options.device)) | {
+        "text": corpus.facts(), "steps": options.steps, "tuning_steps": options.tuning_steps,
+    }  # fmt: skip
+    (options.out / "about.json").write_text(json.dumps(about, indent=1))
+    context = mp.get_context("spawn")
+    tasks = context.Queue()
+    for params in options.params:
+        for name in options.rows:
+            for workers in options.workers:
+                tasks.put((params, workers, name))
+    with tempfile.TemporaryDirectory() as folder:
+        text = str(Path(folder) / "text.pt")
+        torch.save({"train": corpus.train, "held_out": corpus.held_out, "files": corpus.files,
+                    "digest": corpus.digest}, text)  # fmt: skip
+        arguments = (tasks, text, options, deadline)
+        if options.jobs == 1:
+            time.sleep(0.5)  # until the queue's thread has written
+            work(0, *arguments)
+            return
+        processes = [context.Process(target=work, args=(index, *arguments))
+                     for index in range(options.jobs)]  # fmt: skip
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(max(1.0, deadline + 20 - time.time()))
+            if process.is_alive():
+                process.kill()
+    tasks.cancel_join_thread()
+    results = read_results(options.out)
+    print(f"{len(results)} runs, {sum(run['seconds'] for run in results):.0f} s of them")
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--params", choices=SIZES, default="small")
-    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW")
+    parser.add_argument("--params", choices=SIZES, nargs="+", default=["small"])
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=DEFAULT, metavar="ROW")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, help="150 for small, else 2010")
-    parser.add_argument("--tuning-steps", type=int, help="75 for small, else 1005; 0: no tuning")
-    parser.add_argument("--rates", type=float, nargs="+", default=list(RATES))
-    parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--sequences", type=int, help="of a worker's batch: 8 for small, else 16")
+    parser.add_argument("--steps", type=int, help="150 for small, else 600")
+    parser.add_argument("--tuning-steps", type=int, help="half of the steps, if not given")
+    parser.add_argument("--workers", type=int, nargs="+", default=[4])
+    parser.add_argument("--sequences", type=int, default=8, help="of a worker's batch")
     parser.add_argument("--batches", type=int, default=32, help="of 64 held-out sequences")
-    parser.add_argument("--text-bytes", type=int, default=60_000_000, help=argparse.SUPPRESS)
+    parser.add_argument("--text-bytes", type=int, default=20_000_000, help=argparse.SUPPRESS)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--no-compile", action="store_true", help="PyTorch compiles nothing")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no run after these")
-    parser.add_argument("--merge", type=Path, nargs="+", help="results that need not be run again")
-    parser.add_argument("--show", action="store_true", help="run nothing, show what was merged")
-    parser.add_argument("--json", type=Path, help="where to write the results")
+    parser.add_argument("--compile", action="store_true", help="PyTorch compiles the model")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--limit-s", type=float, default=math.inf, help="seconds to stop after")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/transformer"))
+    parser.add_argument("--table", action="store_true", help="run nothing, write what there is")
     options = parser.parse_args(arguments)
-    defaults = {"steps": (150, 2010), "tuning_steps": (75, 1005), "sequences": (8, 16)}
-    for name, (small, large) in defaults.items():
-        if getattr(options, name) is None:
-            setattr(options, name, small if options.params == "small" else large)
+    if options.steps is None:
+        options.steps = 150 if options.params == ["small"] else 600
+    if options.tuning_steps is None:
+        options.tuning_steps = options.steps // 2
     return options
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options, began = parse(arguments), time.perf_counter()
-    known = merged(options.merge) if options.merge else None
-    if options.show and known is not None:
-        show(known)
-        save(known, options.json)
+    options = parse(arguments)
+    if not options.table:
+        run_all(options)
         return
-    device = torch.device(options.device)
-    if device.type == "cuda":
-        torch.backends.cuda.matmul.allow_tf32 = True
-    text = installed_sources(options.text_bytes)
-    bench = Bench(
-        options.params, text, device, compiled=not options.no_compile, batches=options.batches
-    )
-    setting = Setting(options.params, options.steps, options.workers, options.sequences)
-    common = {key: value for key, value in asdict(setting).items() if key not in ("seed", "rate")}
-    result: dict[str, Any] = environment(device) | {
-        "setting": common, "text": text.facts(), "parameters": bench.model.dim,
-        "rates": options.rates, "tuning_steps": options.tuning_steps, "tuning": [], "runs": [],
-    }  # fmt: skip
-    if known is not None:
-        if any(known[key] != result[key] for key in ("setting", "text", "rates", "tuning_steps")):
-            raise SystemExit("what is merged must be of the same benchmark: setting, text, rates")
-        result |= {key: known[key] for key in ("tuning", "runs")}
-    for seed in options.seeds:  # all rows with one, then with the next: time may be short
-        for name in options.rows:
-            if time.perf_counter() - began > options.seconds:
-                break
-            if any(run["row"] == name and run["seed"] == seed for run in result["runs"]):
-                continue
-            one = replace(setting, seed=seed)
-            run_once(bench, name, one, options.rates, options.tuning_steps, result)
-            save(result, options.json)  # so that a broken run leaves something
-    show(result)
-    save(result, options.json)
+    from benchmarks.transformer_table import write_table
+
+    write_table(read_results(options.out), options)
 
 
 if __name__ == "__main__":

@@ -23,8 +23,10 @@ from diffsketch.ddp import (
     sketch_hook,
     sketch_state,
 )
+from diffsketch.ddp.collectives import transport_of
 from diffsketch.ddp.group import GroupMean
-from diffsketch.methods import PlainSketch, Uncompressed
+from diffsketch.ddp.hook import compressed
+from diffsketch.methods import Method, PlainSketch, Uncompressed
 from diffsketch.privacy import Budget
 from diffsketch.sketch import SketchKey
 from tests.ddp.processes import (
@@ -149,7 +151,9 @@ def by_hand(
     model = make_model(dtype)
     parameters = list(model.parameters())
     dim = sum(one.numel() for one in parameters)
-    chosen = PlainSketch(dim, 1, dim // 4) if method == "sketch" else Uncompressed(dim)
+    chosen: Method = Uncompressed(dim)
+    if method == "sketch":
+        chosen = compressed("sketch", {"bits": 32}, 4, dim=dim, to=transport_of(None))
     mean = GroupMean(chosen, key=SketchKey.from_integer(7), error_feedback=method == "sketch")
     optimizer = optimizer_of(model)
     for step in range(STEPS):

@@ -23,9 +23,8 @@ from diffsketch.methods import (
     SketchGaussian,
     SketchSkellam,
     Uncompressed,
-    private_mean,
 )
-from diffsketch.methods.gate import release_noise
+from diffsketch.methods.gate import private_mean, release_noise
 from diffsketch.privacy import Budget
 from diffsketch.privacy.claim import Trust
 from diffsketch.sketch import SketchKey
@@ -302,7 +301,9 @@ def few_bits(rank: int) -> Any:
     loaded.load_state_dict(half.state_dict())
     assert torch.equal(torch.cat([first, rounds_of(loaded, rank, 3)]), expected)
     assert not torch.equal(expected[0], expected[1])
-    assert whole.payload_bytes == 4 * (-(-31 // 6) + 2 * WORLD)  # 31 cells, 5 bits: 6 to a word
+    # Two parts of 15 cells: with the size, 16 of 4 bits make two words on the way there, and there
+    # are two for the report; on the way back there is one for the limit. Each rank keeps a part.
+    assert whole.bytes_per_round == (4 * (2 + 2 + 2 + 1), 4 * (2 + 2 + 2 + 1))
     assert 0.3 < (whole.method.round_clip or 0) < 30
     assert whole.saturated is not None
     assert 0 <= int(whole.saturated) <= 3
@@ -377,7 +378,7 @@ def scaled(rank: int) -> None:
         by_scale = mean_of(LOCAL, scaler=Scale(1024.0)).mean(1024 * vector_of(rank))
     torch.testing.assert_close(by_scale, 1024 * plain)
     apart = mean_of(LOCAL, scaler=Scale(2.0**rank))
-    assert apart.payload_bytes == 4 * (8 // 2 + 2 * WORLD)  # two cells to a word
+    assert apart.bytes_per_round.sent == 4 * (8 // 2 + 2 * WORLD)  # two cells to a word, two ways
     text = "MismatchError: all ranks must have the same seed"
     assert_fails(lambda: apart.mean(vector_of(rank)), text)
 

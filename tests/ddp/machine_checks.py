@@ -72,9 +72,9 @@ def machines(mesh: DeviceMesh, rank: int) -> list[Tensor]:
         dim = local._weights.dim
         assert dim == (199 if make is replicated else (104, 95)[rank % 2])  # no rank has all shards
         if make is replicated:
-            assert (local.payload_bytes > 0) == (rank % 2 == 0)
+            assert (local.bytes_per_exchange.sent > 0) == (rank % 2 == 0)
         elif options is plain:
-            assert local.payload_bytes == 4 * dim + 16
+            assert local.bytes_per_exchange.sent == 4 * dim + 16
         state = local.state_dict()
         train(model, local, rank, range(7, 10))
         local.load_state_dict(state)

@@ -36,7 +36,8 @@ from diffsketch.errors import ArgumentError, DataError, MismatchError
 from diffsketch.methods import PlainSketch, SketchGaussian
 from diffsketch.privacy import Budget
 from diffsketch.privacy.accounting import account as accounting
-from diffsketch.privacy.accounting.account import Account, BudgetExceeded
+from diffsketch.privacy.accounting.account import Account
+from diffsketch.privacy.accounting.budget import BudgetExceeded
 from diffsketch.sketch import SketchKey
 from tests.ddp.processes import alone
 

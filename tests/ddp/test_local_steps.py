@@ -202,14 +202,14 @@ def test_nothing_of_a_group_is_pickled() -> None:
 
 @pytest.mark.usefixtures("_alone")
 def test_a_compression_beyond_what_control_takes_is_told() -> None:
-    told = "compression=200 leaves 4.16 bytes of 832 for the cells, and 8 more are for control"
-    with pytest.warns(UserWarning, match=f"{told}: 68x at the most") as found:
+    told = "compression=200 leaves too few of 832 bytes for cells beside what 1 ranks send for"
+    with pytest.warns(UserWarning, match=f"{told} control: it is 69x") as found:
         sketch_state(make_model(), "sketch", compression=200, seed=1)
     assert found[0].filename == __file__  # the line of the user
     with pytest.warns(UserWarning, match=told) as found:
         LocalSteps(make_model(), every=3, seed=1, compression=200)
     assert found[0].filename == __file__
-    local_of(make_model(), compression=100)  # and no warning
+    local_of(make_model(), compression=50)  # and no warning
 
 
 def test_without_a_process_group() -> None:

@@ -23,11 +23,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 from torch import Tensor
 
-from diffsketch.ddp.agreement import GroupTransport
+from diffsketch.ddp.collectives import GroupTransport
 from diffsketch.ddp.group import GroupMean
 from diffsketch.errors import MismatchError
-from diffsketch.methods import Method, private_mean
-from diffsketch.methods.gate import release_noise
+from diffsketch.methods import Method
+from diffsketch.methods.gate import private_mean, release_noise
 from diffsketch.privacy import CohortNoise, Noise, NoiseKey
 from diffsketch.privacy.accounting.account import Account
 from diffsketch.sketch import SketchKey

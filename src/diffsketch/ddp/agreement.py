@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
-from typing import Any, NoReturn, Self, TypeAlias
+from typing import Any, NamedTuple, NoReturn, Self, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -18,9 +18,8 @@ from torch import Tensor
 
 from diffsketch.errors import ArgumentError, MismatchError, difference
 from diffsketch.methods.base import Method
-from diffsketch.privacy.claim import NoClaim, Trust
+from diffsketch.privacy.simulated_noise import Noise
 from diffsketch.sketch.hashing import HashSeed
-from diffsketch.sketch.rounding import WORD_BITS, SumPacking
 
 LOGGER = logging.getLogger("diffsketch.ddp")
 """Log of this rank alone: for messages that other ranks must not see."""
@@ -88,6 +87,13 @@ class RankReport:
     def of(cls, round_index: int, settings: int, status: RankStatus) -> RankReport:
         """Reduce a round and a digest to what control cells hold."""
         return cls(round_index % _PIECE, settings % _PIECE, status)
+
+
+class Traffic(NamedTuple):
+    """Bytes that a rank sends and receives."""
+
+    sent: float
+    received: float
 
 
 Reports: TypeAlias = dict[int, RankReport | None]
@@ -256,13 +262,11 @@ class Transport(ABC):
         rank: Number of this rank.
         world: Number of ranks.
         in_step: Whether a round needs all ranks, so that all of them make the same rounds.
-        control_bytes: Bytes of a message beside its cells.
     """
 
     rank: int
     world: int
     in_step: bool
-    control_bytes: int
 
     @abstractmethod
     def agree(
@@ -293,124 +297,25 @@ class Transport(ABC):
 
     @abstractmethod
     def send(
-        self, message: Tensor, report: RankReport, *, method: Method, seed: HashSeed
+        self, message: Tensor, report: RankReport, *, method: Method, seed: HashSeed, noise: Noise
     ) -> Callable[[], tuple[Tensor, Reports]]:
         """Send a round's message and report.
 
         The function that is returned waits for the sum of the messages, and for the reports of the
-        ranks whose messages are in it.
+        ranks whose messages are in it. Where the sum is rounded again, this rank's share of it
+        draws from `noise`, which is of this rank and round alone.
         """
+
+    def advance(self) -> None:  # noqa: B027 (most rounds are one step)
+        """Begin the second half of rounds that are under way; all ranks do, at the same point."""
 
     @abstractmethod
-    def payload_bytes(self, method: Method, seed: HashSeed) -> int:
-        """Bytes that a rank gives away in a round."""
+    def round_bytes(self, method: Method, seed: HashSeed) -> Traffic:
+        """Bytes that a rank sends and receives in a round."""
 
-
-class GroupTransport(Transport):
-    """Collectives of a process group: a round is one all-reduce of cells and reports.
-
-    Cells are summed as float32; as int32 or int64, whichever holds the sum; or, where sums have
-    few bits, several of them in an int32.
-
-    Raises:
-        ArgumentError: `group` is no process group, or none was started.
-    """
-
-    in_step = True
-
-    def __init__(self, group: dist.ProcessGroup | None) -> None:
-        if not is_started():
-            raise ArgumentError("a process group is needed: call init_process_group before")
-        outside: Any = dist.GroupMember.NON_GROUP_MEMBER  # what ranks outside a new group have
-        if not isinstance(group, dist.ProcessGroup) and group not in (None, outside):
-            kind = type(group).__name__
-            raise ArgumentError(f"group must be a ProcessGroup or a StoreGroup, got {kind}")
-        self.group = group
-        self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
-        self.control_bytes = 4 * CELLS_PER_RANK * self.world
-        self._sums: tuple[torch.dtype, SumPacking | None] | None = None
-
-    def agree(
-        self, settings: Mapping[str, str], *, failure: Exception | None = None,
-        doing: str = "start", party: str = "",
-    ) -> str:  # fmt: skip
-        """Make a `handshake` of the group."""
-        return handshake(self.group, settings, failure=failure, party=party, doing=doing).hex()
-
-    def join(
-        self, size: float | None, *, largest: bool, round_index: int, like: Tensor | None  # noqa: ARG002
-    ) -> float | None:  # fmt: skip
-        """Join sizes by an all-reduce of two numbers: the size, and the number of ranks with one.
-
-        The maximum of the second is 1, by which the largest size may be divided as well.
-        """
-        absent = [-1e9 if largest else 0.0, 0.0]
-        sizes = torch.tensor(absent if size is None else [size, 1.0])
-        sizes = sizes.to(device_of(self.group, like))
-        dist.all_reduce(
-            sizes, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=self.group
-        )
-        total, count = sizes.tolist()
-        return total / count if count else None
-
-    def sums(self, method: Method, seed: HashSeed) -> tuple[torch.dtype, SumPacking | None]:
-        """Type in which cells are summed, and their packing into words, if sums have few bits.
-
-        Found once: a method's bits do not change with its clip.
-        """
-        if self._sums is None:
-            form = method.message_format
-            claim, bits = method.claim_for(self.world, seed), method.sum_bits(self.world)
-            # The noise of a trusted server is added at one rank, beyond what messages may hold.
-            bounded = isinstance(claim, NoClaim) or claim.scope.trust is Trust.LOCAL
-            packing, kind = None, torch.float32
-            if form.cells == "signed" and bounded and bits <= WORD_BITS // 2:
-                packing = SumPacking(bits, form.limits[0], self.world)
-            if form.cells != "float32":
-                most = 32 if form.cells == "signed" else 31
-                kind = torch.int32 if bits <= most else torch.int64
-            self._sums = kind, packing
-        return self._sums
-
-    def send(
-        self, message: Tensor, report: RankReport, *, method: Method, seed: HashSeed
-    ) -> Callable[[], tuple[Tensor, Reports]]:
-        """Begin the round's one collective."""
-        kind, packing = self.sums(method, seed)
-        flat = message.reshape(-1)
-        flat = (flat if packing is None else packing.pack(flat)).to(kind)
-        control = control_cells(report, rank=self.rank, world=self.world, like=flat)
-        payload = torch.cat([flat, control])
-        work = dist.all_reduce(payload, group=self.group, async_op=True)
-
-        def wait() -> tuple[Tensor, Reports]:
-            if work is not None:  # None where this process is not in the group
-                work.wait()
-            summed, control = payload.tensor_split([flat.numel()])
-            if packing is not None:
-                summed = packing.unpack(summed, message.numel())
-            total = summed.to(torch.float32 if message.is_floating_point() else torch.int64)
-            return total.reshape(message.shape), dict(enumerate(read_reports(control)))
-
-        return wait
-
-    def payload_bytes(self, method: Method, seed: HashSeed) -> int:
-        """Bytes that a rank gives to the all-reduce of a round. A ring sends nearly twice that."""
-        (kind, packing), cells = self.sums(method, seed), method.total_format.cell_count
-        words = cells if packing is None else packing.words(cells)
-        return (words + CELLS_PER_RANK * self.world) * kind.itemsize
-
-
-def transport_of(group: dist.ProcessGroup | Transport | None) -> Transport:
-    """Return the transport of a process group, or the transport itself."""
-    return group if isinstance(group, Transport) else GroupTransport(group)
-
-
-def fail_together(group: dist.ProcessGroup | Transport | None, error: Exception) -> NoReturn:
-    """Raise an error that a rank finds before it has a mean, on the other ranks as well."""
-    if isinstance(group, Transport) or is_started():
-        raise_told(error, lambda: transport_of(group).agree({}, failure=error))
-    raise error
+    @abstractmethod
+    def share(self, method: Method, seed: HashSeed) -> float:
+        """Share of the bytes of a mean in float32 that a round takes, either way."""
 
 
 def _ranks(numbers: Sequence[int]) -> str:

@@ -16,11 +16,11 @@ from torch import Tensor
 from diffsketch.ddp.agreement import (
     LOGGER,
     Caught,
-    GroupTransport,
     RankReport,
     RankStatus,
     Reports,
     SavedByState,
+    Traffic,
     Transport,
     begin_digest,
     check_reports,
@@ -28,8 +28,8 @@ from diffsketch.ddp.agreement import (
     device_of,
     digest_of,
     raise_told,
-    transport_of,
 )
+from diffsketch.ddp.collectives import GroupTransport, transport_of
 from diffsketch.ddp.weights import check_disjoint, local_part, sharded_kinds
 from diffsketch.errors import ArgumentError, MismatchError, check
 from diffsketch.methods.base import Method, check_out, is_finite
@@ -42,13 +42,14 @@ from diffsketch.methods.gate import (
     rounding_noise,
 )
 from diffsketch.methods.plain import RoundedTables, SaturationWatch
-from diffsketch.privacy.accounting.account import Account, Budget
-from diffsketch.privacy.claim import Claim, Epsilon, NoClaim, ProvenClaim, Trust
+from diffsketch.privacy.accounting.account import Account
+from diffsketch.privacy.accounting.budget import Budget
+from diffsketch.privacy.claim import Claim, Epsilon, NoClaim, Trust
 from diffsketch.privacy.simulated_noise import Noise
 from diffsketch.sketch.hashing import HashSeed, SketchKey
 from diffsketch.sketch.rounding import LIMITS
 
-_PROTOCOL = 3  # version of what ranks send each other: change it with the meaning of a message
+_PROTOCOL = 4  # version of what ranks send each other: change it with the meaning of a message
 
 
 class Scaler(Protocol):
@@ -81,7 +82,7 @@ def check_group_options(
                 "trust: where ranks may be left out, so may the noise that others rely on"
             )
     enabled = getattr(scaler, "is_enabled", None)
-    if isinstance(claim, ProvenClaim) and callable(enabled) and enabled():
+    if claim.noise_is_proven and callable(enabled) and enabled():
         raise ArgumentError(
             "scaler must not change its scale where the claim is proven, as gradients that "
             f"overflow count as zeros there, got an enabled {type(scaler).__name__}. Use bfloat16, "
@@ -230,16 +231,20 @@ class GroupMean(SavedByState):
     @property
     def proven(self) -> bool:
         """Whether the next message is sent under a proven claim."""
-        return isinstance(self._next_claim, ProvenClaim)
+        return self._next_claim.noise_is_proven
 
     @property
     def _next_claim(self) -> Claim:
         return self.method.claim_for(self.world, self._key.seed(self._round_index))
 
+    def _sum_noise(self, index: int) -> Noise:
+        """Make the roundings of a round's sum at this rank: other ones than of its message."""
+        return rounding_noise(self._key, worker=self.world + self.rank, round_index=index)
+
     @property
-    def payload_bytes(self) -> int:
-        """Bytes of a round that this rank gives to the all-reduce, or leaves in the store."""
-        return self.transport.payload_bytes(self.method, self._key.seed(0))
+    def bytes_per_round(self) -> Traffic:
+        """Bytes that this rank sends and receives in a round."""
+        return self.transport.round_bytes(self.method, self._key.seed(0))
 
     def epsilon(self, delta: float) -> Epsilon:
         """Cost of all releases in this rank's account, with the basis of that number."""
@@ -291,11 +296,13 @@ class GroupMean(SavedByState):
             self.fail(error, layout=layout, like=vector)
         self._round_index = index + 1  # whatever happens now, these hashes are used
         # Under a proof, the status would tell about the data.
-        status_told = not (finite or isinstance(claim, ProvenClaim))
+        status_told = not (finite or claim.noise_is_proven)
         status = RankStatus.NOT_FINITE if status_told else RankStatus.FINE
         compared = f"{self.method.round_clip!r} {fingerprint} {scale!r} {layout}"
         report = RankReport.of(index, digest_of(compared, self._begun), status)
-        wait = self.transport.send(message, report, method=self.method, seed=seed)
+        wait = self.transport.send(
+            message, report, method=self.method, seed=seed, noise=self._sum_noise(index)
+        )
 
         def finish() -> Tensor:
             total, reports = wait()
@@ -351,7 +358,9 @@ class GroupMean(SavedByState):
         compared = f"{self.method.round_clip!r} {seed.fingerprint.hex()} {1.0!r} {layout}"
         report = RankReport.of(index, digest_of(compared, self._begun), status)
         zeros = self._zeros(device_of(self.group, like))
-        _, reports = self.transport.send(zeros, report, method=self.method, seed=seed)()
+        _, reports = self.transport.send(
+            zeros, report, method=self.method, seed=seed, noise=self._sum_noise(index)
+        )()
         if any(told is None or told.status is not status for told in reports.values()):
             self._round_index = index + 1
         return report, reports
@@ -459,7 +468,7 @@ class GroupMean(SavedByState):
         scale = 1.0 if self._scaler is None else float(self._scaler.get_scale())
         if self._first_scale is None:
             self._first_scale = scale
-        if isinstance(claim, ProvenClaim) and scale != self._first_scale:
+        if claim.noise_is_proven and scale != self._first_scale:
             raise ArgumentError(
                 "scaler must keep its scale where the claim is proven, got "
                 f"{scale:g} after {self._first_scale:g}: an overflow would never be seen"
@@ -527,15 +536,19 @@ class GroupMean(SavedByState):
             )  # fmt: skip
         if not finite:
             what = f"round {index}: NaN or infinite values in the vector of rank {self.rank}"
-            if isinstance(claim, ProvenClaim):  # a warning could be an error, which others see
+            if claim.noise_is_proven:  # a warning could be an error, which others see
                 LOGGER.warning("%s, which counts as zeros, with its noise", what)
             else:
                 text = f"{what}, which makes the mean NaN on all ranks"
                 warnings.warn(text, NonFiniteUpdate, stacklevel=3)
-        if self.rank == 0 and claim.scope.trust is Trust.CENTRAL:
-            central = method.central_noise(release_noise(method, claim))
-            message = message if central is None else message + central.to(message.device)
-        return message, finite
+        return self._with_servers_noise(message, claim), finite
+
+    def _with_servers_noise(self, message: Tensor, claim: Claim) -> Tensor:
+        """Add the server's noise at rank 0 under central trust: once for all ranks."""
+        if self.rank != 0 or claim.scope.trust is not Trust.CENTRAL:
+            return message
+        central = self.method.central_noise(release_noise(self.method, claim))
+        return message if central is None else message + central.to(message.device)
 
     def _settings(self) -> str:
         """Text of all that a state belongs to."""

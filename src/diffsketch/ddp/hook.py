@@ -2,7 +2,6 @@
 
 # No `from __future__ import annotations` here: DDP compares the hook's annotations with its types.
 
-import math
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,17 +19,17 @@ from diffsketch.ddp.agreement import (
     LOGGER,
     Caught,
     SavedByState,
+    Traffic,
     Transport,
     digest_of,
-    fail_together,
     is_started,
-    transport_of,
 )
+from diffsketch.ddp.collectives import fail_together, transport_of
 from diffsketch.ddp.group import GroupMean, Scaler, all_reduce_mean
 from diffsketch.ddp.weights import check_floating, named_digest, sharded_kinds, trained
 from diffsketch.errors import ArgumentError, MismatchError, check_between, check_whole
 from diffsketch.methods.base import Method, build_method, settings_of
-from diffsketch.privacy.accounting.account import Budget
+from diffsketch.privacy.accounting.budget import Budget
 from diffsketch.privacy.claim import Claim, Epsilon, NoClaim
 from diffsketch.sketch.hashing import SketchKey
 
@@ -40,6 +39,9 @@ _Pending: TypeAlias = tuple[Future[Tensor], Tensor, list[tuple[Tensor, Tensor]]]
 Module = TypeVar("Module", bound=nn.Module)
 
 _NAMED = 3  # parameters that an error lists
+
+_SHORT = 1.05  # times: by so much a compression may be missed before there is a warning
+_ANY = SketchKey.from_integer(0).seed(0)  # hashes, where none matter
 
 _USED = "all ranks learn, exactly, which parameters a rank's data has used"
 _USE_ALL = "leave it off, and use every parameter in every step (add 0 times those left over)"
@@ -220,6 +222,11 @@ class HookState(SavedByState):
         self._claims = not isinstance(self.claim, NoClaim)
         if self._claims:
             check_wrapping(model, self.mean.method.name)
+
+    @property
+    def bytes_per_step(self) -> Traffic:
+        """Bytes that this rank sends and receives in a step."""
+        return self.mean.bytes_per_round
 
     @property
     def claim(self) -> Claim:
@@ -431,7 +438,7 @@ def sketch_state(
             bits, unless `bits` is given.
         group: The processes; DDP's own if not given, or all of them.
         error_feedback: As in `GroupMean`. For plain SGD with large steps; with Adam it was measured
-            to raise the loss, as what is fed back is many steps late (`docs/engines.md`).
+            to raise the loss, as what is fed back is many steps late (`docs/guides/ddp.md`).
         immediate: As in `GroupMean`.
         budget: As in `GroupMean`.
         trusted_group: As in `GroupMean`.
@@ -457,7 +464,12 @@ def sketch_state(
         chosen, key=secret, group=group, error_feedback=error_feedback, immediate=immediate,
         budget=budget, trusted_group=trusted_group, scaler=scaler, account_file=account_file,
     )  # fmt: skip
-    return HookState(model, mean)
+    state, sent = HookState(model, mean), mean.bytes_per_round
+    LOGGER.info(
+        "a step sends %.0f bytes and receives %.0f: %.3g times less than gradients in float32",
+        *sent, 1 / mean.transport.share(chosen, _ANY),
+    )  # fmt: skip
+    return state
 
 
 def key_from(seed: int | None, key: SketchKey | None) -> SketchKey:
@@ -476,43 +488,57 @@ def method_from(
 ) -> Method:  # fmt: skip
     """Return a method as it is, or build it from its name, its settings and a compression.
 
-    Warns where control bytes are more than the compression leaves for the cells. To be called right
-    where a user's call arrives, which the warning is about.
+    Warns where what is sent for control leaves no room for cells. To be called right where a user's
+    call arrives, which the warning is about.
     """
-    cohort, control = (1, 0) if to is None else (to.world, to.control_bytes)
     if isinstance(method, Method):
         if settings or compression is not None:
             raise ArgumentError("settings must not be given with a method that has its own")
         return method
-    if compression is not None:
-        settings = with_compression(method, settings, compression, dim=dim, cohort=cohort)
-        if (room := 4 * dim / compression) < control:
-            most = 4 * dim / (room + control)
-            warnings.warn(
-                f"compression={compression:g} leaves {room:.3g} bytes of {4 * dim:,} for the "
-                f"cells, and {control} more are for control: {most:.0f}x at the most",
-                stacklevel=3,
-            )
-    return build_method(method, dim=dim, cohort=cohort, settings=settings)
+    if compression is None:
+        cohort = 1 if to is None else to.world
+        return build_method(method, dim=dim, cohort=cohort, settings=settings)
+    chosen = compressed(method, settings, compression, dim=dim, to=to)
+    if to is None:  # no group, which the mean will say
+        return chosen
+    if (reached := 1 / to.share(chosen, _ANY)) < compression / _SHORT:
+        warnings.warn(
+            f"compression={compression:g} leaves too few of {4 * dim:,} bytes for cells beside "
+            f"what {to.world} ranks send for control: it is {reached:.0f}x, with one cell or more "
+            "for each",
+            stacklevel=3,
+        )
+    return chosen
 
 
-def with_compression(
-    name: str, settings: dict[str, object], compression: float, *, dim: int, cohort: int
-) -> dict[str, object]:
-    """Settings with the columns that a compression means, in bytes of the cells."""
+def compressed(
+    name: str, settings: dict[str, object], compression: float, *, dim: int, to: Transport | None
+) -> Method:
+    """Build the method with the most columns with which a round has that share of the bytes.
+
+    All that a round sends counts: bits of sums, words that are not full, reports. So what is
+    promised is what a device counts, at any number of ranks.
+    """
     if "cols" not in settings_of(name):
         raise ArgumentError(f"compression is for methods with tables, got method={name!r}")
     if "cols" in settings:
         raise ArgumentError("compression or cols must be given, and not both")
     check_between("compression", compression, 1, 32 * dim)
-    rows = settings.get("rows", 1)
-    if not isinstance(rows, int) or isinstance(rows, bool) or rows < 1:
-        raise ArgumentError(f"rows must be an int >= 1, got rows={rows!r}")
-    settings = {**settings, "rows": rows, "cols": 1}
+    settings = {"rows": 1, **settings}
     if name == "sketch" and "bits" not in settings:  # 4 bits have 10% more error than 32
         settings["bits"] = next((bits for bits in (4, 8, 16) if compression >= 32 / bits), 32)
-    for _ in range(2):  # a method's own bits depend a little on its size
-        bits = build_method(name, dim=dim, cohort=cohort, settings=settings).message_format.bits
-        cols = math.floor(32 * dim / (bits * compression * rows))
-        settings["cols"] = max(1, min(cols, dim))
-    return settings
+
+    def sized(cols: int) -> Method:
+        cohort = 1 if to is None else to.world
+        return build_method(name, dim=dim, cohort=cohort, settings={**settings, "cols": cols})
+
+    fits, over = 1, dim + 1
+    while (
+        to is not None and over - fits > 1
+    ):  # by bisection: what a cell costs depends on all of them
+        middle = (fits + over) // 2
+        if to.share(sized(middle), _ANY) * compression <= 1:
+            fits = middle
+        else:
+            over = middle
+    return sized(fits)

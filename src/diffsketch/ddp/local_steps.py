@@ -29,14 +29,13 @@ from torch import Tensor, nn
 from diffsketch.ddp.agreement import (
     LOGGER,
     Caught,
-    GroupTransport,
     SavedByState,
+    Traffic,
     Transport,
     check_state,
     device_of,
-    fail_together,
-    transport_of,
 )
+from diffsketch.ddp.collectives import GroupTransport, fail_together, transport_of
 from diffsketch.ddp.group import GroupMean
 from diffsketch.ddp.hook import check_wrapping, keeps_own_gradients, key_from, method_from
 from diffsketch.ddp.store import RunOver, StoreGroup, StoreMean
@@ -50,7 +49,7 @@ from diffsketch.ddp.weights import (
 from diffsketch.errors import ArgumentError, MismatchError, check, check_positive, check_whole
 from diffsketch.methods.base import Method, is_finite, settings_of
 from diffsketch.methods.gate import NonFiniteUpdate
-from diffsketch.privacy.accounting.account import Budget
+from diffsketch.privacy.accounting.budget import Budget
 from diffsketch.privacy.claim import Claim, Epsilon, NoClaim
 from diffsketch.sketch.hashing import SketchKey
 
@@ -107,10 +106,9 @@ class LocalSteps(SavedByState):
 
     and every rank goes on from `x`. Its optimizer keeps its own state.
 
-    *Bytes.* A message has a `compression`-th of the bytes of one float32 copy of the weights:
-    against float32 gradients in every step, 15 steps and a compression of 32 send 480 times less.
-    What a rank gives to an all-reduce is more, as sums have more bits than cells (8 instead of 4
-    for 9 to 16 ranks): `payload_bytes` in an exchange, `bytes_per_step` over all steps.
+    *Bytes.* An exchange sends and receives a `compression`-th of what a ring sends for a mean of
+    the weights in float32: against gradients in every step, 15 steps and a compression of 32 are
+    480 times less, both ways, at any number of ranks (`bytes_per_exchange`, `bytes_per_step`).
 
     *Machines of several ranks.* The model may be in `DistributedDataParallel` over the ranks of a
     machine (`process_group=`): then the first of them exchanges, and tells the others. Or it may
@@ -159,8 +157,9 @@ class LocalSteps(SavedByState):
             rank holds.
         seed: A number that the hashes follow from; the same on all ranks, and no secret.
         key: Or a secret that they follow from.
-        compression: Bytes of the weights as float32 over the bytes of a message, for methods with
-            tables; in place of `cols`, with one row unless `rows` is given. 32 if not given.
+        compression: Bytes of a mean of the weights in float32 over those of an exchange, for
+            methods with tables; in place of `cols`, with one row unless `rows` is given. 32 if not
+            given.
         group: The ranks that exchange; all of them if not given. Or a `StoreGroup`.
         outer_lr: Of the outer step.
         outer_momentum: Of the outer step; 0 for none.
@@ -195,7 +194,7 @@ class LocalSteps(SavedByState):
         self._loaded, self._warned = False, False
         self._every, self._delay = every, delay
         self._outer_lr, self._outer_momentum = outer_lr, outer_momentum
-        transport: Transport | None = None
+        transport: Any = None
         self._in_step = True  # whether all ranks make the same exchanges: not so with a store
         self._inside: list[dist.ProcessGroup] = []
         self._sends = True
@@ -238,7 +237,8 @@ class LocalSteps(SavedByState):
                     fail_together(None if transport is None else group, failure)
                 options: dict[str, Any] = {
                     "error_feedback": error_feedback, "immediate": immediate, "budget": budget,
-                    "trusted_group": trusted_group, "account_file": account_file, "group": group,
+                    "trusted_group": trusted_group, "account_file": account_file,
+                    "group": transport,  # the same for all fragments, whose rounds are in order
                 }  # fmt: skip
                 make: Any = GroupMean if self._in_step else StoreMean
                 for index, fragment_method in enumerate(methods):
@@ -246,6 +246,7 @@ class LocalSteps(SavedByState):
                     own_key = secret if fragments == 1 else _fragment_key(secret, index)
                     means.append(make(fragment_method, key=own_key, **options))
                 self._agree(means[0])
+        self._transport: Transport = transport
         self._status_of_all(_NOTHING, caught.error, "start")
         self._share_first_weights(means)
         self._common = CommonWeights(
@@ -259,19 +260,27 @@ class LocalSteps(SavedByState):
             )
             for index in range(fragments)
         ]  # fmt: skip
+        if means:
+            anything = SketchKey.from_integer(0).seed(0)
+            shares = [transport.share(one.method, anything) * one.method.dim for one in means]
+            LOGGER.info(
+                "a step sends %.0f bytes and receives %.0f: %.3g times less than gradients in "
+                "float32 in every step", *self.bytes_per_step, every * sum(dims) / sum(shares),
+            )  # fmt: skip
 
     @property
-    def payload_bytes(self) -> int:
-        """Bytes that this rank gives to the exchange of all its weights, once every `every` steps.
+    def bytes_per_exchange(self) -> Traffic:
+        """Bytes that this rank sends and receives to exchange all weights, every `every` steps.
 
-        Control cells are counted. 0 where another rank of the machine sends.
+        0 where another rank of the machine sends.
         """
-        return sum(mean.payload_bytes for mean in self.means)
+        rounds = [mean.bytes_per_round for mean in self.means]
+        return Traffic(sum(one.sent for one in rounds), sum(one.received for one in rounds))
 
     @property
-    def bytes_per_step(self) -> float:
-        """Bytes that this rank gives to exchanges, for each step of its optimizer."""
-        return self.payload_bytes / self._every
+    def bytes_per_step(self) -> Traffic:
+        """Bytes that this rank sends and receives, for each step of its optimizer."""
+        return Traffic(*(total / self._every for total in self.bytes_per_exchange))
 
     @property
     def means(self) -> list[GroupMean]:
@@ -309,6 +318,8 @@ class LocalSteps(SavedByState):
             for fragment in self._fragments:
                 if fragment.at is not None and fragment.at + self._delay == self.steps:
                     self._apply(fragment)
+                elif fragment.at is not None and fragment.at + self._delay // 2 == self.steps:
+                    self._transport.advance()  # all ranks in the same step
             for fragment in self._fragments:
                 if self.steps % self._every == fragment.offset:
                     self._begin(fragment)
@@ -394,7 +405,8 @@ class LocalSteps(SavedByState):
 
         The rank's own weights are in it, as they are between exchanges, and those in common. Every
         rank keeps its own, beside those of the model and of the optimizer. An exchange that is
-        under way is waited for, and is applied in its time.
+        under way is waited for, and is applied in its time: call it on all ranks at the same point,
+        as long as `delay` is not 0.
         """
         for fragment in self._fragments:
             self._await(fragment)

@@ -31,6 +31,7 @@ from diffsketch.ddp.agreement import (
     RankReport,
     RankStatus,
     Reports,
+    Traffic,
     Transport,
     check_settings,
     digest_of,
@@ -38,6 +39,7 @@ from diffsketch.ddp.agreement import (
 from diffsketch.ddp.group import GroupMean
 from diffsketch.errors import ArgumentError, MismatchError, check, check_positive, check_whole
 from diffsketch.methods.base import Method
+from diffsketch.privacy.simulated_noise import Noise
 from diffsketch.sketch.hashing import HashSeed
 from diffsketch.wire.formats import WireError
 from diffsketch.wire.message import SERVER, Message
@@ -76,7 +78,7 @@ class StoreGroup(Transport):
         ArgumentError: A value is out of range.
     """
 
-    in_step, control_bytes = False, 0
+    in_step = False
 
     def __init__(
         self, store: Store, *, rank: int, world: int, min_ranks: int, wait: float = 30.0,
@@ -196,8 +198,9 @@ class StoreGroup(Transport):
         return settled
 
     def send(
-        self, message: Tensor, report: RankReport, *, method: Method, seed: HashSeed
-    ) -> Callable[[], tuple[Tensor, Reports]]:
+        self, message: Tensor, report: RankReport, *, method: Method, seed: HashSeed,
+        noise: Noise,  # noqa: ARG002 (whoever sums must get the bits of all others)
+    ) -> Callable[[], tuple[Tensor, Reports]]:  # fmt: skip
         """Leave a message in the store, and then the report, which makes the rank present."""
         index, store = report.round_index, self.store
         cells = message.cpu() if message.is_floating_point() else message.cpu().to(torch.int64)
@@ -222,9 +225,16 @@ class StoreGroup(Transport):
 
         return wait
 
-    def payload_bytes(self, method: Method, seed: HashSeed) -> int:  # noqa: ARG002
-        """Bytes of the message that a rank leaves in the store in a round. It reads the sum."""
-        return method.wire_bytes
+    def round_bytes(self, method: Method, seed: HashSeed) -> Traffic:  # noqa: ARG002
+        """Bytes of the message that a rank leaves in the store, and of the sum that it reads.
+
+        Whoever makes the sum reads all messages for it, and writes it.
+        """
+        return Traffic(method.wire_bytes, method.total_format.sum_bytes)
+
+    def share(self, method: Method, seed: HashSeed) -> float:
+        """Share of a vector in float32 that the longer of the two has: the sum."""
+        return max(self.round_bytes(method, seed)) / (4 * method.dim)
 
     def decide(self, index: int) -> bool:
         """Wait until it is known who is present in a round; whether this rank has decided it."""

@@ -173,6 +173,7 @@ def pack(cells: Tensor, layout: MessageFormat) -> bytes:
     if least < low or most >= end:
         wrong = least if least < low else most
         raise ArgumentError(f"cells must be in [{low}, {end}), got {wrong} among them")
+    # In whole words; the bytes after the last cell are cut off below.
     words = np.empty(-(-layout.payload_bytes // 8), np.uint64)
     pack_words(values.astype(np.int64, copy=False), layout.bits, words)
     return words.astype("<u8", copy=False).tobytes()[: layout.payload_bytes]
@@ -191,6 +192,7 @@ def unpack(data: bytes | bytearray, layout: MessageFormat) -> Tensor:
         if not np.isfinite(floats).all():
             raise WireError("message has cells that are not finite")
         return torch.from_numpy(floats).reshape(layout.shape)
+    # Else two different byte strings would stand for one message.
     used = layout.cell_count * layout.bits % 8
     if used and data[-1] >> used:
         raise WireError("message has other bits than zeros after its last cell")
@@ -200,6 +202,7 @@ def unpack(data: bytes | bytearray, layout: MessageFormat) -> Tensor:
     cells = np.empty(layout.cell_count, np.int64)
     unpack_words(words.astype(np.uint64, copy=False), layout.bits, cells)
     if layout.cells == "signed":
+        # Two's complement of `bits` bits, extended to 64.
         half = layout.limits[1]
         cells = (cells ^ half) - half
     return torch.from_numpy(cells).reshape(layout.shape)

@@ -45,6 +45,7 @@ class FloatSum:
         """Add a term, whose type and shape are checked."""
         words = cells.contiguous().numpy().reshape(-1).view(np.uint32)
         mask = int(digits_in(words))
+        # Zeros of either sign: no digit, no memory.
         if not mask:
             return
         new = [i for i in range(DIGITS) if mask >> i & 1 and i not in self._places]
@@ -60,6 +61,7 @@ class FloatSum:
         size = math.prod(self._shape)
         total, carry = np.zeros(size), np.zeros(size, np.int64)
         lowest, highest = min(self._places, default=0), max(self._places, default=0)
+        # From the lowest digit up, so that each carry is exact when it is added.
         for digit in range(lowest, highest + 1):
             place = self._places.get(digit)
             number = carry if place is None else carry + self._digits[place]
@@ -185,6 +187,7 @@ class Inbox:
         if expected.cells == "float32":
             check_that(wraps is None, "wraps", "be None for float32 cells", wraps)
             return
+        # Signed cells have no modulus, and with more bits a total has room for the sum.
         can = total.bits == expected.bits and total.cells == "unsigned"
         reason = "not be True for signed cells, or totals of more bits"
         check_that(can or not wraps, "wraps", reason, wraps)
@@ -218,6 +221,7 @@ class Inbox:
             count=None if self._sums else 1,
         )  # fmt: skip
         sender = message.sender
+        # All refusals come before the sum: a refused message leaves no trace.
         if self._senders is not None and sender not in self._senders:
             raise WireError(f"sender {sender} is not among those of round {self.round_index}")
         if sender in self._heard:

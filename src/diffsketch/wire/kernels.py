@@ -35,6 +35,7 @@ def add_words(words: Any, places: Any, digits: Any) -> None:
         leading = np.int64(exponent > 0)
         significand = (word & 0x7FFFFF) | (leading << 23)
         shift = exponent - leading
+        # At most 24 + 15 bits: 2**24 of them fit into the 64 of a digit.
         significand <<= shift % DIGIT_BITS
         digits[places[shift // DIGIT_BITS], i] += -significand if word >> 31 else significand
 
@@ -52,6 +53,7 @@ def pack_words(cells: Any, bits: Any, words: Any) -> None:
             words[place] = word
             place += 1
             used -= np.uint64(64)
+            # The rest of a cell that crosses the border of two words.
             word = cell >> (np.uint64(bits) - used)
     if used:
         words[place] = word

@@ -175,6 +175,7 @@ class Message:
     @classmethod
     def _read(cls, header: Header, expected: MessageFormat, data: bytes | bytearray) -> Message:
         """Make the message of a header that was checked, and of the cells at the end of `data`."""
+        # Without `__post_init__`: header and cells were checked when they were read.
         message = object.__new__(cls)
         message.__dict__.update(
             format=expected, cells=unpack(data, expected), round_index=header.round_index,
@@ -226,6 +227,7 @@ class Message:
         count = int.from_bytes(data[:COUNT_BYTES], "little") if summed else 1
         if not 1 <= count <= most:
             raise WireError(f"message is the sum of {count} messages, and 1 to {most} are expected")
+        # The checksum is of the full message: whatever both sides agreed on is checked by it.
         cells, end = len(data) - expected.payload_bytes, expected.checksum_bytes
         header = Header.of(
             expected, round_index=round_index, fingerprint=fingerprint, sender=sender, count=count
@@ -262,6 +264,7 @@ class Message:
             WireError: It is not such a message.
             ArgumentError: No message could be what is expected, or `data` is not bytes.
         """
+        # The caller's mistakes first, so that none of them looks like a sender's.
         check_header(expected, round_index, fingerprint)
         header = Header.parse(data)
         for name, value, right in (

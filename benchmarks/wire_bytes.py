@@ -1,0 +1,154 @@
+"""How many bytes does a step really send? Counted on a loopback device of its own.
+
+    python -m benchmarks.wire_bytes                    # as root: it needs `unshare -n`
+    python -m benchmarks.wire_bytes --ranks 2 4 --json wire_bytes.json
+
+Processes over gloo in a network namespace train 1,049,600 parameters, and the device's counter is
+read before and after. That counts all: TCP's headers and acknowledgements as well. Beside it is
+what the library says, and how many times fewer bytes that is than plain DDP at the same ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import os
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from benchmarks.one_thread import save
+from benchmarks.report import print_table
+from benchmarks.timing import environment
+from diffsketch.ddp import LocalSteps, sketch_hook, sketch_state
+
+INSIDE = "DIFFSKETCH_WIRE_BYTES"  # set in the namespace
+EVERY, WARM = 15, 2
+WAYS = ("ddp", "fp16", "powersgd-4", "hook", "hook-2-bits", "local")
+TEXTS = {
+    "ddp": "DDP, no hook", "fp16": "DDP, fp16_compress_hook", "powersgd-4": "DDP, PowerSGD, rank 4",
+    "hook": "sketch, compression=50", "hook-2-bits": "sketch, compression=50, bits=2",
+    "local": "LocalSteps(every=15, compression=32)",
+}  # fmt: skip
+
+
+def bring_up_loopback() -> None:
+    """Do what `ip link set lo up` does."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as device:
+        request = struct.pack("16sh", b"lo", 0)
+        (flags,) = struct.unpack("16xh", fcntl.ioctl(device, 0x8913, request)[:18])
+        fcntl.ioctl(device, 0x8914, struct.pack("16sh", b"lo", flags | 1))
+
+
+def sent_bytes() -> int:
+    """Bytes that the loopback device has sent."""
+    lines = Path("/proc/net/dev").read_text().splitlines()
+    (line,) = [line for line in lines if line.strip().startswith("lo:")]
+    return int(line.split(":")[1].split()[8])
+
+
+def train(rank: int, ranks: int, way: str, steps: int, port: int, results: Any) -> None:
+    """Train in one process; rank 0 reads the counter."""
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    dist.init_process_group("gloo", rank=rank, world_size=ranks)
+    model: nn.Module = nn.Linear(1024, 1024)
+    local, said = None, None
+    if way == "local":
+        local = LocalSteps(model, every=EVERY, compression=32, seed=7)
+        said = local.bytes_per_step.sent
+    else:
+        model = wrapped = DistributedDataParallel(model)
+        if way == "fp16":
+            wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        elif way == "powersgd-4":
+            settings: Any = powerSGD_hook.PowerSGDState(
+                None, matrix_approximation_rank=4, start_powerSGD_iter=2, min_compression_rate=1
+            )
+            wrapped.register_comm_hook(settings, powerSGD_hook.powerSGD_hook)
+        elif way != "ddp":
+            options: Any = {"bits": 2} if way == "hook-2-bits" else {}
+            state = sketch_state(wrapped, "sketch", compression=50, seed=7, **options)
+            wrapped.register_comm_hook(state, sketch_hook)
+            said = state.bytes_per_step.sent
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    generator = torch.Generator().manual_seed(rank)
+    # The first rounds agree on a limit, rebuild buckets, and are PowerSGD's uncompressed ones.
+    warm = EVERY if local is not None else WARM + 1
+    before = 0
+    for step in range(warm + steps):
+        if step == warm:
+            dist.barrier()
+            before = sent_bytes()
+            dist.barrier()
+        model(torch.randn(2, 1024, generator=generator)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if local is not None:
+            local.step()
+    dist.barrier()
+    if rank == 0:
+        results.put({"way": way, "ranks": ranks, "steps": steps, "said": said,
+                     "sent": (sent_bytes() - before) / steps / ranks})  # fmt: skip
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def measure(ranks: int, way: str, port: int) -> dict[str, Any]:
+    """Train by one of the ways."""
+    context = mp.get_context("fork")
+    results, steps = context.SimpleQueue(), 10 * EVERY if way == "local" else 10
+    arguments = (ranks, way, steps, port, results)
+    processes = [context.Process(target=train, args=(rank, *arguments)) for rank in range(ranks)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    if any(process.exitcode for process in processes):
+        raise SystemExit(f"{way} with {ranks} ranks failed")
+    result: dict[str, Any] = results.get()
+    return result
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8, 16])
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--json", type=Path, help="where to write the results")
+    options = parser.parse_args(arguments)
+    if INSIDE not in os.environ:
+        command = ["unshare", "-n", sys.executable, "-m", "benchmarks.wire_bytes"]
+        rest = list(arguments) if arguments is not None else sys.argv[1:]
+        environ = os.environ | {INSIDE: "1", "NUMBA_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        done = subprocess.run([*command, *rest], env=environ, check=False)  # noqa: S603
+        raise SystemExit(done.returncode)
+    bring_up_loopback()
+    runs: list[dict[str, Any]] = []
+    for ranks in options.ranks:
+        for way in options.ways:
+            runs.append(measure(ranks, way, 29700 + len(runs)))
+            print(runs[-1], flush=True)
+    dense = {run["ranks"]: run["sent"] for run in runs if run["way"] == "ddp"}
+    lines = []
+    for run in runs:
+        said = "" if run["said"] is None else f"{run['said']:,.0f}"
+        times = f"{dense[run['ranks']] / run['sent']:.1f}x" if run["ranks"] in dense else ""
+        lines.append([str(run["ranks"]), TEXTS[run["way"]], f"{run['sent']:,.0f}", said, times])
+    headers = ["ranks", "way", "bytes a rank sends in a step", "the library says", "fewer"]
+    print_table("counted on the loopback device", headers, lines)
+    save(environment(torch.device("cpu")) | {"runs": runs}, options.json)
+
+
+if __name__ == "__main__":
+    main()
