@@ -3,7 +3,7 @@
     python examples/flower/local.py                                       # DiffSketch, plain
     python examples/flower/local.py --tls --method sketch-gaussian \
         --settings "rows=1 cols=512 clip=0.5 noise_multiplier=0.5 trust=central"
-    python examples/flower/local.py --secure-sum --method sketch-skellam \
+    python examples/flower/local.py --secure two --method sketch-skellam \
         --settings "rows=1 cols=512 clip=0.5 noise_multiplier=0.5"
 
 Needs no network: no telemetry, no look for updates, no installation of dependencies, a Flower home
@@ -28,7 +28,7 @@ from typing import IO, Any
 
 from certificates import make_certificates
 
-from diffsketch.secure_sum import SigningIdentity
+from diffsketch.secure_sum import KeyPair, SigningIdentity
 
 APP = Path(__file__).parent
 _STARTED = 60.0  # seconds until a SuperLink answers, at most
@@ -38,12 +38,15 @@ class LocalNetwork:
     """SuperLink and SuperNodes as processes. A context manager: nothing is left running.
 
     Args:
-        nodes: How many SuperNodes.
+        nodes: How many SuperNodes of clients.
         tls: Whether connections are encrypted.
+        helper: Whether there is one more, of the helper of two aggregators.
         app: Folder of the app.
     """
 
-    def __init__(self, nodes: int, *, tls: bool = False, app: Path = APP) -> None:
+    def __init__(
+        self, nodes: int, *, tls: bool = False, helper: bool = False, app: Path = APP
+    ) -> None:
         self.home = Path(tempfile.mkdtemp(prefix="flower-"))
         self.app, self.tls, self.port = app, tls, free_port()
         self.gate = self.port  # that nodes connect to; another one if something is in between
@@ -59,14 +62,17 @@ class LocalNetwork:
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
             "DIFFSKETCH_KEY_FILE": str(self._secret("sketch.key")),
             "DIFFSKETCH_IDENTITIES_FILE": str(self._identities(nodes)),
+            "DIFFSKETCH_HELPER_FILE": str(self._helper_key()),
         }
         self.nodes: list[subprocess.Popen[bytes]] = []
-        self._count = nodes
+        self._count, self._with_helper = nodes, helper
 
     def __enter__(self) -> LocalNetwork:
         try:
             self._start_link()
             self.nodes = [self.start_node(number) for number in range(self._count)]
+            if self._with_helper:
+                self.nodes.append(self.start_helper())
         except BaseException:
             self.close()
             raise
@@ -83,15 +89,28 @@ class LocalNetwork:
             f'partition-id={number} num-partitions={self._count} diffsketch-client-key-file="{key}"'
             f' diffsketch-identity-file="{identity}"'
         )
+        return self._start_node(config, f"node-{number}")
+
+    def start_helper(self) -> subprocess.Popen[bytes]:
+        """The SuperNode of the other operator: with the helper's key, and none of the clients'."""
+        config = (
+            f'diffsketch-helper-secret-file="{self._secret("helper-secret.key")}"'
+            f' diffsketch-helper-memory="{self.home / "helper-memory"}"'
+        )
+        environment = {**self._environment, "DIFFSKETCH_KEY_FILE": ""}
+        return self._start_node(config, "helper", environment)
+
+    def _start_node(
+        self, config: str, name: str, environment: dict[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
         options = ["--superlink", f"127.0.0.1:{self.gate}", "--port", str(free_port())]
         if self._certificates is None:
             options.append("--insecure")
         else:
             options += ["--root-certificates", str(self._certificates.authority)]
             options += self._server_options()
-        return self._popen(
-            ["flower-supernode", *options, "--node-config", config], f"node-{number}"
-        )
+        command = ["flower-supernode", *options, "--node-config", config]
+        return self._popen(command, name, environment)
 
     def kill(self, number: int) -> None:
         """Pull a node's plug: it and all that it has started, at once."""
@@ -195,11 +214,17 @@ class LocalNetwork:
                  "keyfile": certificates.key}  # fmt: skip
         return [word for name, path in files.items() for word in (f"--ssl-{name}", str(path))]
 
-    def _popen(self, command: list[str], name: str) -> subprocess.Popen[bytes]:
+    def _popen(
+        self, command: list[str], name: str, environment: dict[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
         log = (self.home / f"{name}.log").open("ab")
         self._logs.append(log)
         child = subprocess.Popen(  # noqa: S603 - our own arguments
-            command, env=self._environment, stdout=log, stderr=log, start_new_session=True
+            command,
+            env=environment or self._environment,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
         )
         self._children.append(child)
         return child
@@ -222,6 +247,13 @@ class LocalNetwork:
             public.append(SigningIdentity(bytes.fromhex(secret)).public.hex())
         path = self.home / "identities.txt"
         path.write_text("\n".join(public), encoding="ascii")
+        return path
+
+    def _helper_key(self) -> Path:
+        """The helper's public key, which its operator hands out."""
+        secret = self._secret("helper-secret.key").read_text(encoding="ascii")
+        path = self.home / "helper.key"
+        path.write_text(KeyPair(bytes.fromhex(secret)).public.hex(), encoding="ascii")
         return path
 
 
@@ -264,15 +296,16 @@ def main() -> None:
     parser.add_argument("--tls", action="store_true", help="encrypt, with certificates made here")
     parser.add_argument("--method", help="instead of the app's own")
     parser.add_argument("--settings", help="of the method: name=value, with spaces between")
-    parser.add_argument("--secure-sum", action="store_true", help="the server sees the sum only")
+    how = "the server sees the sum only: nodes hide it among themselves, or with a helper's node"
+    parser.add_argument("--secure", choices=["one", "two"], help=how)
     options = parser.parse_args()
     config: dict[str, Any] = {"rounds": options.rounds, "nodes": options.nodes}
     for name in ("method", "settings"):
         if getattr(options, name) is not None:
             config[name] = getattr(options, name)
-    if options.secure_sum:
-        config |= {"secure-sum": True, "min-replies": options.nodes // 2 + 1}
-    with LocalNetwork(options.nodes, tls=options.tls) as network:
+    if options.secure:
+        config |= {"secure-sum": options.secure, "min-replies": options.nodes // 2 + 1}
+    with LocalNetwork(options.nodes, tls=options.tls, helper=options.secure == "two") as network:
         result = network.run(config)
     rounds = result["rounds"]
     print(f"accuracy      {result['accuracy'][-1]:.1%} after {len(rounds)} rounds")

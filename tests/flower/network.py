@@ -262,7 +262,8 @@ class RestartingNetwork(Network):
     def join(self, number: int, plan: FlowerPlan | None, **options: Any) -> Node:
         node = super().join(number, plan, **options)
         assert plan is not None
-        self._made[node.node_id] = plan, options
+        mod = {name: value for name, value in options.items() if name not in ("node_id", "config")}
+        self._made[node.node_id] = plan, mod
         return node
 
     def send_and_receive(

@@ -25,13 +25,13 @@ from tests.flower.network import RUN, Network, Node
 CONFIG: dict[str, Any] = {
     "rounds": 2, "nodes": 3, "hidden": 0, "samples": 100, "learning-rate": 0.2, "local-epochs": 2,
     "batch-size": 20, "method": "sketch", "settings": "rows=1 cols=2000", "min-replies": 2,
-    "secure-sum": False, "delta": 1e-5, "timeout": 9.0, "pause": 0.0,
+    "secure-sum": "", "delta": 1e-5, "timeout": 9.0, "pause": 0.0,
 }  # fmt: skip
 
 SECURE = {
     "method": "sketch-skellam",
     "settings": "rows=1 cols=2000 clip=4.0 noise_multiplier=0.01",
-    "secure-sum": True,
+    "secure-sum": "one",
 }
 """So little noise that both learn alike: no privacy to speak of."""
 
@@ -108,7 +108,7 @@ REAL: dict[str, Any] = {
     "settings": "rows=1 cols=2000 clip=2.0 noise_multiplier=0.03 trust=central",
 }  # fmt: skip
 REAL_SECURE = {
-    **REAL, "rounds": 1, "method": "sketch-skellam", "min-replies": 2, "secure-sum": True,
+    **REAL, "rounds": 1, "method": "sketch-skellam", "min-replies": 2, "secure-sum": "one",
     "settings": "rows=1 cols=2000 clip=2.0 noise_multiplier=0.03",
 }  # fmt: skip
 

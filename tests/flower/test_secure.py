@@ -271,7 +271,7 @@ def test_methods_and_aggregations_that_do_not_fit() -> None:
         replace(PLAN, method="sketch-gaussian").build(DIM)
     with pytest.raises(ArgumentError, match="of 4 bits, unsigned, for a sum of 7"):
         replace(CPSGD, settings={"claimed": 5.0}).build(DIM)
-    with pytest.raises(ArgumentError, match="aggregation must be a SecureAggregation"):
+    with pytest.raises(ArgumentError, match="aggregation must be a SecureAggregation for"):
         strategy_of(PLAIN, aggregation=SecureAggregation())
 
 

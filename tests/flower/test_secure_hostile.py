@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 
 from diffsketch.errors import ArgumentError
 from diffsketch.flower import FlowerPlan, SecureAggregation, SecureClientAggregation
+from diffsketch.flower.plan import ClientContext
 from diffsketch.flower.records import PROTOCOL, SUM_RECORD, Refusal, SumReply, SumRequest, digest_of
-from diffsketch.flower.secure import ClientContext
 from diffsketch.privacy import Budget
 from diffsketch.secure_sum import Params, SecureSumClient, SecureSumServer, invite
 from diffsketch.secure_sum.messages import ENCRYPTED_BYTES, ENVELOPE_BYTES, Presence, _checksum
@@ -250,11 +250,11 @@ def test_no_message_is_masked_but_in_training() -> None:
         invitation = b""
     told = opening(which, invitation=b"", request=server.requests()[1000])
     assert "only in reply to a request for training" in ask(told, who, own_side).reason
-    own_side.masking(told.to_record(), 0, client=who)
+    own_side.masking(told.to_record(), 0, run=b"", client=who)
     with pytest.raises(Refusal, match="the secure sum of another round"):
-        own_side.masking(told.to_record(), 1, client=who)
+        own_side.masking(told.to_record(), 1, run=b"", client=who)
     with pytest.raises(Refusal, match="the server asks without"):
-        own_side.masking(None, 0, client=who)
+        own_side.masking(None, 0, run=b"", client=who)
 
 
 @settings(max_examples=60, deadline=None)
@@ -301,8 +301,8 @@ def test_a_sum_that_no_cohort_has_is_void(monkeypatch: pytest.MonkeyPatch) -> No
     """One masks what it should never have made: it cannot be seen who, but that somebody did."""
     masking = SecureClientAggregation.masking
 
-    def sealed(self: Any, *about: Any, client: ClientContext) -> Callable[[Any], bytes]:
-        mask = masking(self, *about, client=client)
+    def sealed(self: Any, *about: Any, run: bytes, client: ClientContext) -> Callable[[Any], bytes]:
+        mask = masking(self, *about, run=run, client=client)
 
         def changed(message: Any) -> bytes:
             half = 1 << (message.format.bits - 1)
@@ -609,8 +609,8 @@ def test_a_second_process_from_the_same_state(guard: str, tmp_path: Path) -> Non
     else:
         assert second["message"] == b""
         assert other.reply == b""
-        assert "another process of member 1002" in str(second["reason"])
-        assert "another process of member 1002" in other.reason
+        assert "another reply was given by 1002" in str(second["reason"])
+        assert "another reply was given by 1002" in other.reason
 
 
 def other_presence(request: object, gone: int) -> bytes:

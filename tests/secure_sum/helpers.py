@@ -108,7 +108,7 @@ class LocalRound:
     ) -> bytes:
         """A message with a good envelope and any body, or any list."""
         data = body if isinstance(body, bytes) else pack_list(body)
-        return pack_message(kind, data, sender=sender, params=self.params)
+        return pack_message(kind, data, sender=sender, context=self.params.context)
 
     def listed(self, data: bytes, kind: MessageKind) -> dict[int, bytes]:
         """The list in a message."""

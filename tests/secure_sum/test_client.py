@@ -256,19 +256,23 @@ def test_states_that_are_not_restored() -> None:
 def test_one_reply_of_each_stage_member_and_round_passes_a_guard(tmp_path: Path) -> None:
     params, guard = make_params(), ReplyGuard(tmp_path / "new" / "one")
     for _ in range(2):
-        guard.bind(b"reply", Stage.KEYS, index=1, params=params)
-    with pytest.raises(RefusedError, match="another process of member 1 has replied in stage keys"):
-        ReplyGuard(tmp_path / "new" / "one").bind(b"other", Stage.KEYS, index=1, params=params)
-    guard.bind(b"2", Stage.SHARES, index=1, params=params)
-    guard.bind(b"3", Stage.KEYS, index=2, params=params)
-    guard.bind(b"4", Stage.KEYS, index=1, params=make_params(round_index=6))
-    guard.bind(b"5", Stage.KEYS, index=1, params=make_params(run=b"yet another run!"))
+        guard.bind(b"reply", Stage.KEYS, index=1, context=params.context)
+    with pytest.raises(RefusedError, match="another reply was given by 1 in stage keys"):
+        ReplyGuard(tmp_path / "new" / "one").bind(
+            b"other", Stage.KEYS, index=1, context=params.context
+        )
+    guard.bind(b"2", Stage.SHARES, index=1, context=params.context)
+    guard.bind(b"3", Stage.KEYS, index=2, context=params.context)
+    guard.bind(b"4", Stage.KEYS, index=1, context=make_params(round_index=6).context)
+    guard.bind(b"5", Stage.KEYS, index=1, context=make_params(run=b"yet another run!").context)
 
 
 def test_one_of_many_processes_passes_a_guard(tmp_path: Path) -> None:
     def bound(number: int) -> bool:
         try:
-            ReplyGuard(tmp_path).bind(b"%d" % number, Stage.UNMASK, index=1, params=make_params())
+            ReplyGuard(tmp_path).bind(
+                b"%d" % number, Stage.UNMASK, index=1, context=make_params().context
+            )
         except RefusedError:
             return False
         return True
@@ -282,7 +286,9 @@ def test_two_processes_from_the_same_state(tmp_path: Path) -> None:
     played = start(make_params()).until(Stage.UNMASK)
     twin, guard = restored(played.clients[1]), ReplyGuard(tmp_path)
     # Both answer: that is why one of the answers must not leave.
-    guard.bind(played.answer(1, played.survivors()), Stage.UNMASK, index=1, params=played.params)
+    guard.bind(
+        played.answer(1, played.survivors()), Stage.UNMASK, index=1, context=played.params.context
+    )
     other = twin.answer(played.survivors(4), lambda: played.inputs[1])
-    with pytest.raises(RefusedError, match="otherwise: only one reply is given"):
-        guard.bind(other, Stage.UNMASK, index=1, params=played.params)
+    with pytest.raises(RefusedError, match="by another process: only one is"):
+        guard.bind(other, Stage.UNMASK, index=1, context=played.params.context)

@@ -22,7 +22,7 @@ def resealed(data: bytes, params: Params) -> bytes:
     """The same kind and body with a good envelope."""
     kind = MessageKind(data[3]) if data[3] in list(MessageKind) else MessageKind.KEYS
     sender = int.from_bytes(data[4:12], "little")
-    return pack_message(kind, data[ENVELOPE_BYTES:], sender=sender, params=params)
+    return pack_message(kind, data[ENVELOPE_BYTES:], sender=sender, context=params.context)
 
 
 def state_of(server: SecureSumServer) -> tuple[object, ...]:
@@ -45,7 +45,7 @@ def refused(server: SecureSumServer, reply: bytes) -> bool:
 def test_random_bytes(data: bytes, stage: Stage, kind: MessageKind, sender: int) -> None:
     played = start(make_params(3, signed=True), roots=b"fuzz").until(stage)
     params, client = played.server.params, played.clients[1]
-    body = pack_message(kind, data, sender=sender, params=params)
+    body = pack_message(kind, data, sender=sender, context=params.context)
     assert refused(played.server, data)
     # A body may be right by chance where the stage has nothing to check: masked cells.
     assert refused(played.server, body) or stage is Stage.MASKED

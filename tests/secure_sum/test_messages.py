@@ -200,7 +200,7 @@ def test_random_bytes_as_invitations(data: bytes, ours: bool, keep: int) -> None
     ],
 )
 def test_senders(kind: MessageKind, sender: int) -> None:
-    data = pack_message(kind, b"", sender=sender, params=PARAMS)
+    data = pack_message(kind, b"", sender=sender, context=PARAMS.context)
     with pytest.raises(RefusedError, match=f"sender {sender} is not one who sends {kind.name}"):
         parse_message(data, kind, params=PARAMS, size=0)
 
@@ -211,7 +211,7 @@ def listed(*indices: int) -> bytes:
 
 
 def parsed(body: bytes) -> tuple[int, dict[int, bytes]]:
-    data = pack_message(MessageKind.UNMASK, body, sender=1, params=PARAMS)
+    data = pack_message(MessageKind.UNMASK, body, sender=1, context=PARAMS.context)
     return parse_list(data, MessageKind.UNMASK, params=PARAMS, size=1)
 
 
@@ -223,7 +223,7 @@ def test_lists() -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (listed(1, 1), "lists 1, which is no member, a repetition or late"),
+        (listed(1, 1), "lists 1, which is a repetition or late"),
         (listed(2, 1), "lists 1"),
         (listed(1, 9), "lists 9"),
         (listed(1, 2, 3, 3), "too long"),
@@ -258,10 +258,10 @@ def test_stages_of_requests() -> None:
         MessageKind.SIGNATURES: (Stage.UNMASK, Stage.UNMASK),
     }
     for kind, stages in expected.items():
-        data = pack_message(kind, b"", sender=SERVER, params=PARAMS)
+        data = pack_message(kind, b"", sender=SERVER, context=PARAMS.context)
         assert (stage_of(data, PARAMS), stage_of(data, signed)) == stages
     with pytest.raises(RefusedError, match="its kind is 1"):
-        stage_of(pack_message(MessageKind.KEYS, b"", sender=1, params=PARAMS), PARAMS)
+        stage_of(pack_message(MessageKind.KEYS, b"", sender=1, context=PARAMS.context), PARAMS)
 
 
 def test_what_is_signed_is_of_one_round_and_purpose() -> None:

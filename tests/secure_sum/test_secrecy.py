@@ -196,8 +196,8 @@ def test_masks_of_a_pair_cancel(bits: int) -> None:
     assert not (ours + theirs).any()
     assert ours.any()
     cells = start(params).inputs[1]
-    masked = to_words(cells, params) + ours
-    assert to_cells(masked + theirs, params).equal(cells)
+    masked = to_words(cells, params.layout) + ours
+    assert to_cells(masked + theirs, params.layout).equal(cells)
 
 
 def test_masks_are_unrelated() -> None:

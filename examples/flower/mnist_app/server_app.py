@@ -21,6 +21,7 @@ def main(grid: Grid, context: Context) -> None:
     """Run the rounds, and say what they brought and cost."""
     config = context.run_config
     nodes, task = int(config["nodes"]), task_of(config)
+    nodes += config["secure-sum"] == "two"  # the helper
     while len(list(grid.get_node_ids())) < nodes:  # later rounds go on without those that are lost
         time.sleep(0.5)
     least = int(config["min-replies"])

@@ -11,6 +11,7 @@ from diffsketch.flower.client import sketch_mod
 from diffsketch.flower.plan import (
     FlowerPlan,
     find_client_key,
+    find_helper,
     find_identities,
     find_identity,
     find_sketch_key,
@@ -18,6 +19,7 @@ from diffsketch.flower.plan import (
 from diffsketch.flower.records import replay_totals
 from diffsketch.flower.secure import SecureAggregation, SecureClientAggregation
 from diffsketch.flower.server import SketchStrategy
+from diffsketch.flower.two import TwoAggregators
 
 __all__ = [
     "FlowerPlan",
@@ -25,7 +27,9 @@ __all__ = [
     "SecureAggregation",
     "SecureClientAggregation",
     "SketchStrategy",
+    "TwoAggregators",
     "find_client_key",
+    "find_helper",
     "find_identities",
     "find_identity",
     "find_sketch_key",

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from diffsketch.errors import DataError, MismatchError
 from diffsketch.flower.records import NO_MODEL, Refusal, Request, member_digest
-from diffsketch.privacy.accounting.account import Account, Allowance, Budget, BudgetExceeded, weaker
+from diffsketch.privacy.accounting.account import Account
+from diffsketch.privacy.accounting.budget import Allowance, Budget, BudgetExceeded, weaker
 from diffsketch.privacy.claim import Claim, Epsilon
 from diffsketch.wire import WireError
 

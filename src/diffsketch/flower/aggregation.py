@@ -31,7 +31,7 @@ from diffsketch.methods import Method
 from diffsketch.methods.gate import release
 from diffsketch.privacy.claim import Claim
 from diffsketch.sketch.hashing import HashSeed
-from diffsketch.wire import Header, Inbox, WireError
+from diffsketch.wire import SERVER, Header, Inbox, WireError
 from diffsketch.wire import Message as WireMessage
 
 _LOG = logging.getLogger("flwr.diffsketch")
@@ -212,6 +212,20 @@ class Round:
             self.bytes_up += content_bytes(message.content)
         return kind.find(message)
 
+    def publish(self, cells: Tensor, nodes: Iterable[int], fingerprint: bytes) -> None:
+        """Take the total of a secure sum; void if it is longer than honest messages make it."""
+        present = frozenset(nodes)
+        try:
+            self.method.check_honest(cells, len(present), limit=self.limit)
+        except WireError as error:  # a sum does not show whose message is too long
+            self.void = str(error)
+            return
+        self.present = present
+        self.total = WireMessage(
+            self.method.total_format, cells, round_index=self.round_index,
+            fingerprint=fingerprint, sender=SERVER, count=len(present),
+        )  # fmt: skip
+
     def weight_of(self, node: int) -> int:
         """Weight by which a node's message counts; 1 if all count alike."""
         return self.replies[node].weight if self.weight else 1
@@ -247,7 +261,8 @@ def plain_sum(current: Round, replies: Mapping[int, Reply]) -> None:
     the round `substitutes`, count as zeros, and nobody can tell them from others.
     """
     method, second = current.method, current.plan.metric_method
-    fingerprint = current.fingerprint or _voted_fingerprint(replies)
+    sent = {node: reply.message for node, reply in replies.items()}
+    fingerprint = current.fingerprint or voted_fingerprint(sent)
     place: dict[str, Any] = {"round_index": current.round_index, "fingerprint": fingerprint}
     norms, parts = dict[int, float](), dict[int, list[bytes]]()
     for node, reply in replies.items():
@@ -316,13 +331,16 @@ def noised_zeros(method: Method, claim: Claim) -> Tensor:
     return encoded.messages[0]
 
 
-def _voted_fingerprint(replies: Mapping[int, Reply]) -> bytes:
-    """Fingerprint of most messages, for a server that cannot know that of the round."""
+def voted_fingerprint(sent: Mapping[int, bytes], *, by_node: bool = True) -> bytes:
+    """Fingerprint of most messages, for a server that cannot know that of the round.
+
+    Only messages whose sender is their node count, unless senders are not nodes.
+    """
     fingerprints = []
-    for node, reply in replies.items():
+    for node, data in sent.items():
         with suppress(WireError):  # refused when it is read
-            header = Header.parse(reply.message)
-            fingerprints += [header.fingerprint] if header.sender == node else []
+            header = Header.parse(data)
+            fingerprints += [header.fingerprint] if header.sender == node or not by_node else []
     return most_common(fingerprints)
 
 

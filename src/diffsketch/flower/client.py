@@ -28,7 +28,13 @@ from torch import Tensor
 from diffsketch.errors import ArgumentError, MismatchError, check, check_positive
 from diffsketch.flower import records
 from diffsketch.flower.accounts import open_account, refusing, sign_statement
-from diffsketch.flower.plan import CLOSED_DOOR, FlowerPlan, find_client_key, find_sketch_key
+from diffsketch.flower.plan import (
+    CLOSED_DOOR,
+    ClientContext,
+    FlowerPlan,
+    find_client_key,
+    find_sketch_key,
+)
 from diffsketch.flower.records import (
     MOST_WEIGHT,
     NO_MODEL,
@@ -38,13 +44,14 @@ from diffsketch.flower.records import (
     Reply,
     Request,
 )
-from diffsketch.flower.secure import ClientContext, SecureClientAggregation
+from diffsketch.flower.secure import SecureClientAggregation
 from diffsketch.methods import Method
 from diffsketch.methods.feedback import ErrorFeedback
 from diffsketch.methods.gate import release
 from diffsketch.methods.plain import RoundedTables
-from diffsketch.privacy.accounting.account import Account, Budget
-from diffsketch.privacy.claim import Claim, ProvenClaim
+from diffsketch.privacy.accounting.account import Account
+from diffsketch.privacy.accounting.budget import Budget
+from diffsketch.privacy.claim import Claim
 from diffsketch.sketch import SketchKey
 from diffsketch.wire import Message as WireMessage
 from diffsketch.wire import WireError
@@ -329,7 +336,9 @@ class _Session:
             raise Refusal("trust", records.NEEDS_TRUST)
         if aggregation is not None:
             told = self._message.content.config_records.get(SUM_RECORD)
-            mask = aggregation.masking(told, request.round_index, client=self._client)
+            mask = aggregation.masking(
+                told, request.round_index, run=request.nonce, client=self._client
+            )
         path = options.account_file or self._context.node_config.get("diffsketch-account")
         account = open_account(
             claim, request, member=self._member, remembered=self._memory.account,
@@ -338,7 +347,7 @@ class _Session:
         self._remember(account=account)  # what it has met: the server may not show it again
         with refusing():
             account.check(claim)
-        outcome = self._outcome(call_next, isinstance(claim, ProvenClaim))
+        outcome = self._outcome(call_next, claim.noise_is_proven)
         if isinstance(outcome, Message):
             return outcome
         with refusing():  # as another process may have charged the file meanwhile

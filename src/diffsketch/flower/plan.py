@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from flwr.app import Context
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, DataError, check, check_whole
+from diffsketch.flower.records import Refusal
 from diffsketch.methods import METHODS, Method, PlainSketch, Uncompressed, build_method
 from diffsketch.methods.base import parse_settings, settings_of
 from diffsketch.methods.client_noise import ClientNoise
@@ -23,10 +26,12 @@ from diffsketch.methods.forecast import Plannable, Vectors
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.claim import Claim, OpenClaim, ProvenClaim, Trust, Unit
 from diffsketch.privacy.mechanisms.integer import SkellamMechanism
-from diffsketch.secure_sum import SigningIdentity, default_threshold
+from diffsketch.secure_sum import KeyPair, OneShotParams, SigningIdentity, default_threshold
 from diffsketch.sketch import SketchKey
 from diffsketch.sketch.hashing import HashSeed
+from diffsketch.wire import MessageFormat
 
+_AGGREGATORS = ", summed by two aggregators that do not collude,"
 _HONEST_SERVER = ", against a server that follows the protocol,"
 DOORS = ("evaluation", "metrics", "queries")
 """What clients may send without noise beside their messages, if the plan says so."""
@@ -51,19 +56,22 @@ class FlowerPlan:
         cohort: Clients of a round, at most, for methods that need to know.
         min_replies: A round with fewer messages is void: nothing is published, and the model stays.
             Where clients of a cohort share the noise, they account for this many.
-        secure_sum: Whether messages are summed so that the server sees no single one. Takes a
-            method with whole numbers, and `min_replies` above half of the cohort. Where clients
-            share the noise, `noise_multiplier` is then that of `min_replies` messages: each has
+        secure_sum: How messages are summed so that the server sees no single one: "one" (or True)
+            is a protocol among the members, for up to about a hundred; "two" is for any number,
+            by the server and a helper that another operator runs as one of the nodes, two
+            aggregators that do not collude (`TwoAggregators`). Takes a method with whole numbers;
+            and with "one" `min_replies` above half of the cohort. Where clients share the noise,
+            `noise_multiplier` is then that of `min_replies` messages: each has
             `sqrt(cohort / min_replies)` times its share, so that the claim that was planned holds
             with as few.
         corrupt: Members of a secure sum that may pass all they have to the server. Their noise
             does not count: `claim_for(min_replies - corrupt)` is what clients account for. And
-            thresholds are above half of the members and these together, as a malicious server
-            takes: so `2 min_replies > cohort + corrupt` is needed.
-        identities: Whether members of a secure sum sign, by long-term keys that they know of each
-            other from somewhere else than the server (`SecureClientAggregation`). With False a
-            claim under distributed trust is one against a server that follows the protocol, and
-            says so: it could be between any two members.
+            with "one" thresholds are above half of the members and these together, as a malicious
+            server takes: so `2 min_replies > cohort + corrupt` is needed.
+        identities: Whether members of a secure sum sign, by long-term keys that they, or the
+            helper, know from somewhere else than the server (`SecureClientAggregation`). With
+            False a claim under distributed trust is one against a server that follows the
+            protocol, and says so: it could be between any two members, or invent members.
         open_doors: What clients send without noise beside the messages of a private method, which
             is closed otherwise: "evaluation" (replies to requests for it), "metrics" (those that
             `sketch_mod(keep_metrics=...)` names), "queries" (replies to messages of other kinds).
@@ -94,7 +102,7 @@ class FlowerPlan:
     settings: Mapping[str, Any] = field(default_factory=dict)
     cohort: int = 1
     min_replies: int = 1
-    secure_sum: bool = False
+    secure_sum: bool | Literal["one", "two"] = False
     corrupt: int = 0
     identities: bool = True
     open_doors: tuple[str, ...] = ()
@@ -107,8 +115,12 @@ class FlowerPlan:
         check_whole("cohort", self.cohort, least=1)
         check_whole("min_replies", self.min_replies, least=1)
         check_whole("corrupt", self.corrupt, least=0)
-        if self.secure_sum:
-            least, most = max(self._least(self.cohort), 2), self.cohort
+        how, modes = "one" if self.secure_sum is True else self.secure_sum, (False, "one", "two")
+        check(how in modes, "secure_sum", 'be a bool, "one" or "two"', how)
+        object.__setattr__(self, "secure_sum", how)
+        if how:
+            lowest = self.corrupt + 1 if self.has_helper else self._least(self.cohort)
+            least, most = max(lowest, 2), self.cohort
             withstood = not self.corrupt or least <= most  # by some threshold
             check(withstood, "corrupt", f"be below cohort={most}", self.corrupt)
             among = f" of which {self.corrupt} may be corrupt" if self.corrupt else ""
@@ -192,6 +204,11 @@ class FlowerPlan:
             return self._built[dim]
         settings = dict(self.settings)
         method = build_method(self.method, dim=dim, cohort=self.cohort, settings=settings)
+        if method.takes_records:
+            raise ArgumentError(
+                "settings must have unit=client: a Flower client sends the change of its model, "
+                "and a claim about records needs each record's gradient; see SiloSteps"
+            )
         form, total = method.message_format, method.total_format
         if self.secure_sum and (form.cells != "unsigned" or form != total):
             raise ArgumentError(
@@ -215,6 +232,20 @@ class FlowerPlan:
     def opens(self, door: str) -> bool:
         """Whether clients may send this without noise: always, where nothing is promised."""
         return self.is_bare or door in self.open_doors
+
+    @property
+    def has_helper(self) -> bool:
+        """Whether messages are summed by two aggregators, the server and a helper."""
+        return self.secure_sum == "two"
+
+    def one_shot(
+        self, layout: MessageFormat, *, run: bytes, place: tuple[int, bytes], helper: bytes
+    ) -> OneShotParams:
+        """Parameters of a round with two aggregators: its index and fingerprint are its `place`."""
+        return OneShotParams(
+            layout, run=run, round_index=place[0], fingerprint=place[1], helper=helper,
+            min_present=self.min_replies, plan=self.describe(layout.dim), signed=self.identities,
+        )  # fmt: skip
 
     def threshold(self, members: int) -> int:
         """Compute how many members of a secure sum must stay to the end.
@@ -240,9 +271,11 @@ class FlowerPlan:
         claim = method.claim_for(present - self.corrupt, seed)
         if not isinstance(claim, ProvenClaim):
             return claim
-        trusting = self.secure_sum and not self.identities
-        if trusting and claim.scope.trust is Trust.DISTRIBUTED:
-            claim = replace(claim, mechanism=claim.mechanism.rstrip(",") + _HONEST_SERVER)
+        if self.secure_sum and claim.scope.trust is Trust.DISTRIBUTED:
+            for condition, holds in ((_AGGREGATORS, self.has_helper),
+                                     (_HONEST_SERVER, not self.identities)):  # fmt: skip
+                if holds:
+                    claim = replace(claim, mechanism=claim.mechanism.rstrip(",") + condition)
         if self.metric_method is not None:
             metrics = self.metric_method.claim_for(present, seed)
             assert isinstance(metrics, ProvenClaim)  # noqa: S101 (for the type checker)
@@ -257,7 +290,8 @@ class FlowerPlan:
         """Text of all that server and clients must agree on: plans are the same if these are."""
         how = ""
         if self.secure_sum:
-            how = ", secure sum with identities" if self.identities else ", secure sum"
+            how = ", two aggregators" if self.has_helper else ", secure sum"
+            how += " with identities" if self.identities else ""
         how += f", corrupt={self.corrupt}" if self.corrupt else ""
         how += f", without {', '.join(sorted(keep_local))}" if keep_local else ""
         how += f", open for {', '.join(self.open_doors)}" if self.open_doors else ""
@@ -267,6 +301,39 @@ class FlowerPlan:
     def _least(self, members: int) -> int:
         """Lowest threshold that withstands a server with its accomplices."""
         return (members + self.corrupt) // 2 + 1
+
+
+@dataclass(frozen=True, eq=False)
+class ClientContext:
+    """A client that answers a message: Flower's context, whose state is kept, and its own plan."""
+
+    context: Context
+    plan: FlowerPlan
+    key: SketchKey | None
+    node: int
+
+    def require_key(self) -> SketchKey:
+        """Return the key; raise a `Refusal` if there is none."""
+        if self.key is None:
+            raise Refusal("key", f"this client has no key: {MAKE_A_KEY}")
+        return self.key
+
+    def check_plan(self, wanted: str, dim: int, keep_local: Collection[str] = ()) -> None:
+        """Raise a `Refusal` if the server's plan is another one than the client's."""
+        plan = self.plan.describe(dim, keep_local)
+        if plan != wanted:
+            raise Refusal("plan", f"the server's plan is another one: {wanted}, not {plan}")
+
+
+def member_number(public: bytes) -> int:
+    """A member's number in a secure sum, from its public key. Ids of nodes are the server's."""
+    digest = hashlib.blake2b(public, digest_size=8, person=b"ds-flwr-sum").digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def numbered(identities: Iterable[bytes]) -> dict[int, bytes]:
+    """Public keys by their members' numbers."""
+    return {member_number(public): public for public in identities}
 
 
 def predicted_error(method: Method, claim: Claim, count: int) -> float | None:
@@ -299,28 +366,35 @@ def find_sketch_key(
     (`DIFFSKETCH_KEY`), as 64 hexadecimal digits: `diffsketch key` makes one. Else, for a client
     that says its run, it is the one that a simulation on this machine has made (`simulation_key`).
     """
-    secret = _find("DIFFSKETCH_KEY", node_config)
-    if secret is None and run_id is not None:
-        path = _simulation_file(run_id)
-        # Somebody else's file at this public place would be a key that somebody else knows.
-        if path.exists() and (not hasattr(os, "getuid") or path.stat().st_uid == os.getuid()):
-            secret = _decoded(_read(path), str(path))
+    secret = _find("DIFFSKETCH_KEY", node_config) or _lent(run_id, 0)
     return SketchKey(secret) if secret else None
 
 
 @contextmanager
-def simulation_key(run_id: int, key: SketchKey) -> Iterator[None]:
-    """Lend a key to the clients of a simulation, by a file that only this user can read."""
+def simulation_keys(run_id: int, key: bytes | None, helper: bytes | None) -> Iterator[None]:
+    """Lend keys to the clients of a simulation, by a file that only this user can read.
+
+    The clients' common key, and the public key of the helper, if there is one.
+    """
     path = _simulation_file(run_id)
     try:
         with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
-            file.write(key.secret.hex())
+            file.write(" ".join(secret.hex() if secret else "-" for secret in (key, helper)))
     except OSError as error:
         raise DataError(f"the simulation's key cannot be written: {error}; {MAKE_A_KEY}") from error
     try:
         yield
     finally:
         path.unlink(missing_ok=True)
+
+
+def _lent(run_id: int | None, place: int) -> bytes | None:
+    """One of the keys that the simulation of a run has lent; None if there is none."""
+    path = _simulation_file(run_id or 0)
+    # Somebody else's file at this public place would be a key that somebody else knows.
+    ours = path.exists() and (not hasattr(os, "getuid") or path.stat().st_uid == os.getuid())
+    key = _read(path).split()[place] if ours and run_id is not None else "-"
+    return None if key == "-" else _decoded(key, str(path))
 
 
 def _simulation_file(run_id: int) -> Path:
@@ -345,6 +419,25 @@ def find_identities(node_config: Mapping[str, object] | None = None) -> list[byt
     """
     path = _find_file("DIFFSKETCH_IDENTITIES", node_config)
     return [_decoded(line, path) for line in _read(path).split()] if path else None
+
+
+def find_helper(
+    node_config: Mapping[str, object] | None = None, *, run_id: int | None = None
+) -> bytes | None:
+    """Find the public key of the helper of two aggregators, which its operator hands out.
+
+    `diffsketch-helper-file` or `DIFFSKETCH_HELPER`; or that of a simulation on this machine.
+    """
+    return _find("DIFFSKETCH_HELPER", node_config) or _lent(run_id, 1)
+
+
+def find_helper_secret(node_config: Mapping[str, object] | None = None) -> KeyPair | None:
+    """Find the helper's own key, which makes a node the helper.
+
+    `diffsketch-helper-secret-file` or `DIFFSKETCH_HELPER_SECRET`.
+    """
+    secret = _find("DIFFSKETCH_HELPER_SECRET", node_config)
+    return KeyPair(secret) if secret else None
 
 
 def _find(name: str, node_config: Mapping[str, object] | None) -> bytes | None:

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, DataError
 from diffsketch.flower.aggregation import Round, most_common
-from diffsketch.flower.plan import MAKE_A_KEY, FlowerPlan, find_identities, find_identity
+from diffsketch.flower.plan import (
+    ClientContext,
+    find_helper,
+    find_helper_secret,
+    find_identities,
+    find_identity,
+    member_number,
+    numbered,
+)
 from diffsketch.flower.records import RECORD, SUM_RECORD, Refusal, SumReply, SumRequest
+from diffsketch.flower.two import answer_as_helper
 from diffsketch.secure_sum import (
+    OneShotClient,
     Params,
     ReplyGuard,
     SecureSumClient,
@@ -28,42 +39,13 @@ from diffsketch.secure_sum import (
     invite,
     stage_of,
 )
-from diffsketch.sketch import SketchKey
-from diffsketch.wire import SERVER, WireError
 from diffsketch.wire import Message as WireMessage
+from diffsketch.wire import WireError
 
 _LOG = logging.getLogger("flwr.diffsketch")
 _STATE = "diffsketch.sum"
 _ABOUT = ("invitation", "dim", "round_index")  # of the sum that a client is in
 _EXCLUDED = "secure-sum: most others could not read its shares of an earlier round"
-
-
-@dataclass(frozen=True, eq=False)
-class ClientContext:
-    """A client that answers a message: Flower's context, whose state is kept, and its own plan."""
-
-    context: Context
-    plan: FlowerPlan
-    key: SketchKey | None
-    node: int
-
-    def require_key(self) -> SketchKey:
-        """Return the key; raise a `Refusal` if there is none."""
-        if self.key is None:
-            raise Refusal("key", f"this client has no key: {MAKE_A_KEY}")
-        return self.key
-
-    def check_plan(self, wanted: str, dim: int, keep_local: Collection[str] = ()) -> None:
-        """Raise a `Refusal` if the server's plan is another one than the client's."""
-        plan = self.plan.describe(dim, keep_local)
-        if plan != wanted:
-            raise Refusal("plan", f"the server's plan is another one: {wanted}, not {plan}")
-
-
-def member_number(public: bytes) -> int:
-    """A member's number in a secure sum, from its public key. Ids of nodes are the server's."""
-    digest = hashlib.blake2b(public, digest_size=8, person=b"ds-flwr-sum").digest()
-    return int.from_bytes(digest, "little") >> 1
 
 
 class SecureClientAggregation:
@@ -80,15 +62,21 @@ class SecureClientAggregation:
     With identities, which plans have unless they say otherwise, members sign, and the server may do
     anything; without, it is trusted to follow the protocol. A client that has none refuses then.
 
+    *With two aggregators* there is nothing to exchange: it seals a seed to the helper's key, which
+    it knows from the helper's operator, and sends the masked message. A node that has the helper's
+    own key in its configuration answers for the helper instead, and never trains.
+
     Guarantees (`tests/flower/test_secure.py`): no reply has the message itself; the state goes
     through bytes between any two messages; the refusals above.
     `tests/flower/test_secure_hostile.py`: the plan's `corrupt`, guards, and a repeated request.
+    `tests/flower/test_two.py`: two aggregators.
 
     Args:
         identity: The client's long-term key; else it is looked up, as are the others'
             (`find_identity`, `find_identities`).
         identities: Public keys of all who may be members, not from the server. The client's own is
-            among them.
+            among them. Not needed with two aggregators.
+        helper: Public key of the helper; else it is looked up (`find_helper`).
         guard: A directory of this node's own for `diffsketch.secure_sum.ReplyGuard`; else
             `diffsketch-guard` of the node's configuration, or none.
 
@@ -101,14 +89,15 @@ class SecureClientAggregation:
         *,
         identity: SigningIdentity | None = None,
         identities: Iterable[bytes] | None = None,
+        helper: bytes | None = None,
         guard: str | Path | None = None,
     ) -> None:
-        if (identity is None) != (identities is None):
+        if (identity is None) != (identities is None) and not (identity and helper):
             raise ArgumentError("identity and identities must be given together, or neither")
-        self.guard = guard
+        self.guard, self.helper = guard, helper
         self.signing: tuple[SigningIdentity, dict[int, bytes]] | None = None
-        if identity is not None and identities is not None:
-            self.signing = identity, _numbered(identity, identities)
+        if identity is not None:
+            self.signing = identity, _numbered(identity, identities or [identity.public])
 
     def answer(self, message: Message, client: ClientContext) -> Message | None:
         """Reply to a message of the secure sum's own exchanges; None if it is none of them."""
@@ -117,6 +106,8 @@ class SecureClientAggregation:
             return None
         try:
             request = SumRequest.of(record)
+            if (helped := answer_as_helper(request, client)) is not None:
+                return _replied(helped, message)
             fingerprint = client.require_key().seed(request.round_index).fingerprint
             client.check_plan(request.plan, request.dim)
             member = _SumMember(client, self)
@@ -127,12 +118,19 @@ class SecureClientAggregation:
             _LOG.warning("secure sum refused: %s", error)
             code = error.code if isinstance(error, Refusal) else "secure-sum"
             reply = SumReply(code, str(error)[:1000])
-        return Message(RecordDict({SUM_RECORD: reply.to_record()}), reply_to=message)
+        return _replied(reply, message)
 
     def masking(
-        self, instructions: ConfigRecord | None, round_index: int, *, client: ClientContext
+        self,
+        instructions: ConfigRecord | None,
+        round_index: int,
+        *,
+        run: bytes,
+        client: ClientContext,
     ) -> Callable[[WireMessage], bytes]:
         """Check the request for a masked message; return what masks this round's message once."""
+        if client.plan.has_helper:
+            return self._one_shot(run, round_index, client)
         if instructions is None:
             raise Refusal("secure-sum", "the plan has a secure sum, and the server asks without")
         request = SumRequest.of(instructions).request
@@ -148,6 +146,31 @@ class SecureClientAggregation:
 
         return mask
 
+    def _one_shot(
+        self, run: bytes, round_index: int, client: ClientContext
+    ) -> Callable[[WireMessage], bytes]:
+        """Return what masks a message for two aggregators."""
+        context, plan = client.context, client.plan
+        if find_helper_secret(context.node_config) is not None:
+            raise Refusal("helper", "this node is the helper, and sends no messages of its own")
+        helper = self.helper or find_helper(context.node_config, run_id=context.run_id)
+        if helper is None:
+            reason = "the plan has two aggregators, and this client lacks the helper's public key"
+            raise Refusal("helper", f"{reason} (DIFFSKETCH_HELPER_FILE)")
+        member = _SumMember(client, self)
+        sealer = OneShotClient(member.number, helper, identity=member.identity)
+
+        def mask(message: WireMessage) -> bytes:
+            place = round_index, message.fingerprint
+            params = plan.one_shot(message.format, run=run, place=place, helper=helper)
+            return sealer.mask(message.cells, params)
+
+        return mask
+
+
+def _replied(reply: SumReply, message: Message) -> Message:
+    return Message(RecordDict({SUM_RECORD: reply.to_record()}), reply_to=message)
+
 
 class _SumMember:
     """A client in a secure sum, for one message: its identity, and what it remembers of the sum."""
@@ -156,21 +179,23 @@ class _SumMember:
         self._client, config, signing = client, client.context.node_config, options.signing
         self._guard = options.guard or config.get("diffsketch-guard")
         self._kept: dict[str, Any] = dict(client.context.state.config_records.get(_STATE) or {})
-        self._identity, self._members, self.number = None, None, client.node
+        self.identity, self._members, self.number = None, None, client.node
         if not client.plan.identities:
             if signing is not None:
                 raise Refusal("identity", "this client signs, and its plan is without identities")
             return
         if signing is None:
             identity, identities = find_identity(config), find_identities(config)
+            if identity is not None and client.plan.has_helper:
+                identities = [identity.public]  # the helper knows the others
             if identity is None or identities is None:
                 raise Refusal(
                     "identity", "the plan has identities, and this client has none, or does not "
                     "know the others' (DIFFSKETCH_IDENTITY, DIFFSKETCH_IDENTITIES_FILE)",
                 )  # fmt: skip
             signing = identity, _numbered(identity, identities)
-        self._identity, self._members = signing
-        self.number = member_number(self._identity.public)
+        self.identity, self._members = signing
+        self.number = member_number(self.identity.public)
 
     def answer(self, request: SumRequest) -> bytes:
         """Answer a request of any stage but that for a masked message."""
@@ -180,7 +205,7 @@ class _SumMember:
             return bytes(kept["reply"])  # the last one was lost
         if request.invitation and kept.get("invitation") != request.invitation:
             self._kept = {name: getattr(request, name) for name in _ABOUT}
-            machine = SecureSumClient(self.number, self._params(), identity=self._identity)
+            machine = SecureSumClient(self.number, self._params(), identity=self.identity)
         else:
             machine = self.restored(request.round_index)
         return self.reply(machine, request.request, _no_input)
@@ -190,7 +215,7 @@ class _SumMember:
         reply, stage = machine.answer(request, cells), stage_of(request, machine.params)
         if self._guard:
             guard = ReplyGuard(str(self._guard))
-            guard.bind(reply, stage, index=machine.index, params=machine.params)
+            guard.bind(reply, stage, index=machine.index, context=machine.params.context)
         state: dict[str, Any] = {name: self._kept[name] for name in _ABOUT}
         if stage is Stage.UNMASK:
             # The last reply, for if it is lost, takes the place of the secrets.
@@ -208,7 +233,7 @@ class _SumMember:
             reason = "this client has helped to uncover the sum, and has forgotten its secrets"
             raise Refusal("secure-sum", reason)
         machine = SecureSumClient.restore(
-            self._kept["state"], self.number, params=self._params(), identity=self._identity
+            self._kept["state"], self.number, params=self._params(), identity=self.identity
         )
         if machine.params.round_index != round_index:
             raise Refusal("secure-sum", "this client is in the secure sum of another round")
@@ -236,7 +261,7 @@ class _SumMember:
 
 def _numbered(identity: SigningIdentity, identities: Iterable[bytes]) -> dict[int, bytes]:
     """Public keys by their members' numbers; they must include the client's own."""
-    members = {member_number(public): public for public in identities}
+    members = numbered(identities)
     if identity.public not in members.values():
         raise ArgumentError("identities must have the public key of the client's own identity")
     return members
@@ -328,7 +353,7 @@ class SecureAggregation:
     """
 
     def __init__(self, *, identities: Iterable[bytes] | None = None) -> None:
-        self._public = None if identities is None else {member_number(i): i for i in identities}
+        self._public = None if identities is None else numbered(identities)
         self._open: _OpenSum | None = None
         self._excluded: set[int] = set()
 
@@ -336,6 +361,10 @@ class SecureAggregation:
     def signed(self) -> bool:
         """Whether members sign."""
         return self._public is not None
+
+    def clients(self, lookup: Round) -> Grid:
+        """Return the grid: all of its nodes are clients."""
+        return lookup.grid
 
     def prepare(self, current: Round) -> dict[int, ConfigRecord]:
         """Exchange keys and shares, before messages are requested.
@@ -386,17 +415,9 @@ class SecureAggregation:
         current.refused.update({node: why for node, why in left.items() if node in parts})
         if current.void:
             return
-        cells, present = server.total().cells, server.total().present
-        try:
-            current.method.check_honest(cells, len(present), limit=current.limit)
-        except WireError as error:
-            current.void = str(error)
-            return
-        current.present = frozenset(opened.nodes[member] for member in present)
-        current.total = WireMessage(
-            current.method.total_format, cells, round_index=current.round_index,
-            fingerprint=server.params.fingerprint, sender=SERVER, count=len(present),
-        )  # fmt: skip
+        total = server.total()
+        nodes = [opened.nodes[member] for member in total.present]
+        current.publish(total.cells, nodes, server.params.fingerprint)
 
     def _members(self, current: Round) -> tuple[dict[int, int], bytes]:
         """Find nodes by their members' numbers, and the fingerprint; why others are `left` out."""

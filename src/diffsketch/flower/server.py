@@ -7,9 +7,10 @@ import logging
 import math
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
@@ -34,19 +35,22 @@ from diffsketch.flower.plan import (
     FlowerPlan,
     find_identities,
     find_sketch_key,
+    numbered,
     predicted_error,
-    simulation_key,
+    simulation_keys,
 )
 from diffsketch.flower.records import NO_MODEL, RECORD, SUM_RECORD, Reply, Request
 from diffsketch.flower.secure import SecureAggregation
+from diffsketch.flower.two import TwoAggregators
 from diffsketch.methods import Method
 from diffsketch.methods.base import is_finite
 from diffsketch.methods.gate import check_release, release_noise
-from diffsketch.privacy.accounting.account import Budget
+from diffsketch.privacy.accounting.budget import Budget
 from diffsketch.privacy.claim import Claim, Epsilon, NoClaim, Trust
-from diffsketch.secure_sum import VoidError
+from diffsketch.secure_sum import OneShotHelper, VoidError
 from diffsketch.sketch import SketchKey
 from diffsketch.wire import WireError
+from diffsketch.wire.sums import costs_more_than_dense
 
 _LOG = logging.getLogger("flwr.diffsketch")
 _WAIT = 60.0  # seconds for another server that writes the same record
@@ -121,7 +125,8 @@ class SketchStrategy(Strategy):
             the run ends when fewer than `plan.min_replies` can. Only proven claims can be within
             one, and those whose doors were opened.
         aggregation: The secure sum, for a plan with `secure_sum`. If nothing is given, its
-            identities are looked up (`find_identities`), where the plan has them.
+            identities are looked up (`find_identities`), where the plan has them, or the public key
+            of the helper (`find_helper`).
         trusted_server: As for `sketch_mod`.
         record_file: File that keeps accounts and statements from run to run; a round is in it
             before any request is sent. Without one, they are of one run, and so are `epsilon` and
@@ -158,7 +163,7 @@ class SketchStrategy(Strategy):
         *,
         key: SketchKey | None = None,
         budget: Budget | None = None,
-        aggregation: SecureAggregation | None = None,
+        aggregation: SecureAggregation | TwoAggregators | None = None,
         trusted_server: bool = False,
         record_file: str | Path | None = None,
         keep_local: Collection[str] = (),
@@ -170,13 +175,15 @@ class SketchStrategy(Strategy):
             _LOG.warning("limit=inf: messages of any norm and weight are summed")
         elif limit is not None:
             check_positive("limit", limit)
-        if aggregation is None and plan.secure_sum:
+        if aggregation is None and plan.has_helper:
+            aggregation = TwoAggregators()
+        elif aggregation is None and plan.secure_sum:
             members = find_identities() if plan.identities else None
             aggregation = SecureAggregation(identities=members)
-        kind = type(aggregation).__name__
-        needed = "be a SecureAggregation where the plan has secure_sum, and only there"
-        check((aggregation is not None) == plan.secure_sum, "aggregation", needed, kind)
-        if aggregation is not None and aggregation.signed != plan.identities:
+        kind = {False: type(None), "two": TwoAggregators}.get(plan.secure_sum, SecureAggregation)
+        needed = 'be a SecureAggregation for secure_sum="one", TwoAggregators for "two", else None'
+        check(isinstance(aggregation, kind), "aggregation", needed, type(aggregation).__name__)
+        if isinstance(aggregation, SecureAggregation) and aggregation.signed != plan.identities:
             raise ArgumentError(
                 "aggregation must have identities, all members' public keys (SecureAggregation("
                 "identities=...), or DIFFSKETCH_IDENTITIES_FILE), where the plan has, and only "
@@ -192,7 +199,6 @@ class SketchStrategy(Strategy):
         self._trusted = trusted_server or aggregation is not None
         self._record = None if record_file is None else Path(record_file)
         self._local, self._weighted = records.local_names(keep_local), weighted
-        self._made: SketchKey | None = None  # in a simulation without a key
         self._begun, self._alike = False, ""
         self._index, self._timeout = 0, 3600.0
         self._round: Round | None = None
@@ -266,18 +272,17 @@ class SketchStrategy(Strategy):
             ArgumentError: There is something to evaluate and no key to have the model with; or
                 the plan's claim cannot be held here; or the model has running statistics.
         """
-        simulated = any(base.__name__ == "InMemoryGrid" for base in type(grid).__mro__)
-        if self._key is None and simulated and find_sketch_key() is None:
-            self._key = self._made = SketchKey(secrets.token_bytes(32))
-            _LOG.info("this simulation has made a key for itself. For a deployment: %s", MAKE_A_KEY)
+        stack = ExitStack()
+        if any(base.__name__ == "InMemoryGrid" for base in type(grid).__mro__):
+            self._equip_simulation(grid.run.run_id, stack)
         if evaluate_fn is not None and self._key is None:
             raise ArgumentError(
                 f"evaluate_fn needs the model, and a server without a key has none: {MAKE_A_KEY}. "
                 "Or leave evaluate_fn out: then the server only sums"
             )
-        self._begin(initial_arrays)
         self._timeout = timeout
-        with simulation_key(grid.run.run_id, self._made) if self._made else nullcontext():
+        with stack:
+            self._begin(initial_arrays)
             result = super().start(
                 grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config,
                 evaluate_fn,
@@ -287,13 +292,38 @@ class SketchStrategy(Strategy):
             _LOG.info("the run has cost a client at most %s", self.epsilon(delta))
         return result
 
+    def _equip_simulation(self, run_id: int, stack: ExitStack) -> None:
+        """Make the keys that cannot be found, and lend them to the clients of a simulation."""
+        made, aggregation = None, self._aggregation
+        if self._key is None and find_sketch_key() is None:
+            self._key = made = SketchKey(secrets.token_bytes(32))
+            _LOG.info("this simulation has made a key for itself. For a deployment: %s", MAKE_A_KEY)
+        helper = aggregation.public if isinstance(aggregation, TwoAggregators) else None
+        if isinstance(aggregation, TwoAggregators) and helper is None:
+            memory = stack.enter_context(TemporaryDirectory())
+            identities = find_identities() if self.plan.identities else None
+            members = None if identities is None else numbered(identities)
+            local = OneShotHelper(secrets.token_bytes(32), memory, identities=members)
+            self._aggregation, helper = TwoAggregators(local), local.public
+        if made or helper:
+            stack.enter_context(simulation_keys(run_id, made.secret if made else None, helper))
+
     def _begin(self, arrays: ArrayRecord) -> None:
         """Set up what depends on the model's length, with the first arrays of the run."""
         if self._begun:
             return
         plan, self._series = self.plan, secrets.token_bytes(8)
+        if isinstance(self._aggregation, TwoAggregators) and self._aggregation.public is None:
+            raise ArgumentError(
+                "aggregation must have the helper's public key, which its operator hands out: "
+                "TwoAggregators(key), or DIFFSKETCH_HELPER_FILE"
+            )
         dim = records.length_of(arrays, self._local)
         self._method, self._plan_text = plan.build(dim), plan.describe(dim, self._local)
+        if plan.secure_sum == "one":
+            form, members = self._method.message_format, plan.cohort
+            if more := costs_more_than_dense("one", form, members, signed=plan.identities):
+                _LOG.warning('%s: FlowerPlan(secure_sum="two") sends one message', more)
         planned = self._claim_of(plan.min_replies, 0)
         check_release(self._method, planned, budget=self._budget)
         if records.needs_trust(planned) and not self._trusted:
@@ -324,16 +354,22 @@ class SketchStrategy(Strategy):
             _LOG.error("no further round: %s", self.ended)
             return []
         self._history.replace(arrays)
-        model = self._history.arrays
-        asked = self._select(self.strategy.configure_train(server_round, model, config, grid))
+        model, lookup, clients = self._history.arrays, None, grid
+        if self._aggregation is not None:
+            planned = self._claim_of(self.plan.min_replies, self._index)
+            lookup = self._open(planned, (), grid, b"")
+            clients = self._aggregation.clients(lookup)
+        asked = self._select(self.strategy.configure_train(server_round, model, config, clients))
         nonce = secrets.token_bytes(16)
-        claim, nodes = self._paying(list(asked), grid)
+        claim, nodes = self._paying(list(asked), clients)
         if not nodes:
             return []
         error = predicted_error(self._method, claim, len(nodes)) if self._index == 0 else None
         if error is not None and error > 1:
             _LOG.warning(_TOO_NOISY, len(nodes), error)
         current = self._open(claim, nodes, grid, nonce)
+        if lookup is not None:
+            current.bytes_down, current.bytes_up = lookup.bytes_down, lookup.bytes_up
         self._index += 1
         instructions = dict[int, ConfigRecord]()
         if self._aggregation is not None:

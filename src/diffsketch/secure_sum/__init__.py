@@ -3,8 +3,10 @@
 The protocol of Bonawitz et al. (2017), *Practical Secure Aggregation for Privacy-Preserving Machine
 Learning*, with two masks: every pair of members shares a mask that one adds and the other
 subtracts, and each adds one of its own. Members hold shares of each other's secrets, so that the
-masks of those who drop out can be removed. `docs/secure-sum.md` says what is proven and what is
-assumed, and shows how an engine carries the messages. Needs the extra `secure`.
+masks of those who drop out can be removed. For more than about a hundred members, a second operator
+takes the place of their exchanges: `diffsketch.secure_sum.one_shot`. `docs/secure-sum.md` says what
+is proven and what is assumed, and shows how an engine carries the messages. Needs the extra
+`secure`.
 """
 
 from diffsketch.secure_sum.client import ReplyGuard, SecureSumClient
@@ -17,10 +19,21 @@ from diffsketch.secure_sum.messages import (
     invite,
     stage_of,
 )
-from diffsketch.secure_sum.primitives import RefusedError, SigningIdentity
+from diffsketch.secure_sum.one_shot import (
+    OneShotClient,
+    OneShotHelper,
+    OneShotLeader,
+    OneShotParams,
+)
+from diffsketch.secure_sum.primitives import KeyPair, RefusedError, SigningIdentity
 from diffsketch.secure_sum.server import SecureSumServer, Total
 
 __all__ = [
+    "KeyPair",
+    "OneShotClient",
+    "OneShotHelper",
+    "OneShotLeader",
+    "OneShotParams",
     "Params",
     "RefusedError",
     "ReplyGuard",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import secrets
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check
+from diffsketch.files import synchronise
 from diffsketch.secure_sum.masks import MemberSecrets, pair_mask, self_mask, to_cells, to_words
 from diffsketch.secure_sum.messages import (
     ENCRYPTED_BYTES,
@@ -182,7 +184,7 @@ class SecureSumClient:
         # Kept before anything is masked: an interrupt may lose the reply, and allows no other list.
         self._keep(MessageKind.SHARE_LIST, request)
         self._shares = shares
-        words = to_words(plain, self.params) + self_mask(
+        words = to_words(plain, self.params.layout) + self_mask(
             self._secrets.seed, self.index, self.params
         )
         for index in shares.keys() - {self.index}:
@@ -190,7 +192,7 @@ class SecureSumClient:
             words += pair_mask(self._secrets.mask, keys[index].mask, pair, self.params)
         message = Message(
             self.params.layout,
-            to_cells(words, self.params),
+            to_cells(words, self.params.layout),
             round_index=self.params.round_index,
             fingerprint=self.params.fingerprint,
             sender=self.index,
@@ -305,7 +307,7 @@ class SecureSumClient:
             )
 
     def _pack(self, kind: MessageKind, body: bytes) -> bytes:
-        return pack_message(kind, body, sender=self.index, params=self.params)
+        return pack_message(kind, body, sender=self.index, context=self.params.context)
 
 
 class ReplyGuard:
@@ -329,7 +331,7 @@ class ReplyGuard:
     def __init__(self, directory: str | Path) -> None:
         self._directory = Path(directory)
 
-    def bind(self, reply: bytes, stage: Stage, *, index: int, params: Params) -> None:
+    def bind(self, reply: bytes, stage: Stage, *, index: int, context: bytes) -> None:
         """Settle that this is the reply. To be called before it is sent.
 
         Raises:
@@ -337,16 +339,20 @@ class ReplyGuard:
             OSError: The file cannot be written.
         """
         digest = hashlib.sha256(reply).hexdigest()
-        about = params.context + index.to_bytes(8, "little")
+        about = context + index.to_bytes(8, "little")
         path = self._directory / f"{hashlib.sha256(about).hexdigest()[:32]}-{stage.value}"
         self._directory.mkdir(parents=True, exist_ok=True)
         try:
             with path.open("x", encoding="ascii") as stream:  # made by this process, or an error
                 stream.write(digest)
+                stream.flush()
+                os.fsync(stream.fileno())
+            # A name that a crash of the machine can lose would let a second reply pass.
+            synchronise(self._directory)
         except FileExistsError:
             # Of a process that has just made it there may be nothing to read: that is another one.
             if path.read_text(encoding="ascii") != digest:
                 raise RefusedError(
-                    f"another process of member {index} has replied in stage {stage.value}, and "
-                    "otherwise: only one reply is given"
+                    f"another reply was given by {index} in stage {stage.value}, perhaps by "
+                    "another process: only one is"
                 ) from None

@@ -24,6 +24,7 @@ from diffsketch.secure_sum.primitives import (
     split,
     stream,
 )
+from diffsketch.wire import MessageFormat
 
 Words: TypeAlias = npt.NDArray[np.unsignedinteger[Any]]
 
@@ -31,7 +32,9 @@ Words: TypeAlias = npt.NDArray[np.unsignedinteger[Any]]
 def self_mask(seed: bytes, index: int, params: Params) -> Words:
     """Expand the mask of a member's own seed."""
     about = index.to_bytes(8, "little")
-    return _expand(derive(seed, context=params.context, label="self mask", about=about), params)
+    return expand(
+        derive(seed, context=params.context, label="self mask", about=about), params.layout
+    )
 
 
 def commitment(seed: bytes, index: int, params: Params) -> bytes:
@@ -54,29 +57,30 @@ def pair_mask(own: KeyPair, public: bytes, pair: tuple[int, int], params: Params
     ends = sorted([(first, own.public), (second, public)])
     about = b"".join(index.to_bytes(8, "little") + key for index, key in ends)
     key = derive(own.agree(public), context=params.context, label="pair mask", about=about)
-    mask = _expand(key, params)
+    mask = expand(key, params.layout)
     return mask if first > second else np.negative(mask)
 
 
-def to_words(cells: Tensor, params: Params) -> Words:
+def to_words(cells: Tensor, layout: MessageFormat) -> Words:
     """Convert cells (int64) to words to compute with: a copy."""
-    return cells.detach().cpu().numpy().reshape(-1).astype(_word(params))
+    return cells.detach().cpu().numpy().reshape(-1).astype(_word(layout))
 
 
-def to_cells(words: Words, params: Params) -> Tensor:
+def to_cells(words: Words, layout: MessageFormat) -> Tensor:
     """Convert words to cells below `2**bits`, in the format's shape."""
-    cells = words.astype(np.int64) & ((1 << params.layout.bits) - 1)
-    return torch.from_numpy(cells).reshape(params.layout.shape)
+    cells = words & words.dtype.type((1 << layout.bits) - 1)
+    return torch.from_numpy(cells.astype(np.int64)).reshape(layout.shape)
 
 
-def _expand(key: bytes, params: Params) -> Words:
-    word = _word(params)
-    data = stream(key, params.layout.cell_count * word.itemsize)
+def expand(key: bytes, layout: MessageFormat) -> Words:
+    """Expand a key to uniform words, one for each cell."""
+    word = _word(layout)
+    data = stream(key, layout.cell_count * word.itemsize)
     return np.frombuffer(data, word.newbyteorder("<")).astype(word, copy=False)
 
 
-def _word(params: Params) -> np.dtype[np.unsignedinteger[Any]]:
-    return np.dtype(np.uint32) if params.layout.bits <= 32 else np.dtype(np.uint64)
+def _word(layout: MessageFormat) -> np.dtype[np.unsignedinteger[Any]]:
+    return np.dtype(np.uint32) if layout.bits <= 32 else np.dtype(np.uint64)
 
 
 class MemberSecrets:

@@ -294,7 +294,7 @@ def accept(
 
 
 class MessageKind(IntEnum):
-    """Kind of a message: below 128 from a member, from 128 on from the server."""
+    """Kind of a message: below 128 from a member, from 128 on from the server or the helper."""
 
     KEYS = 1
     SHARES = 2
@@ -307,6 +307,8 @@ class MessageKind(IntEnum):
     SHARE_LIST = 131
     SURVIVORS = 132
     SIGNATURES = 133
+    SEEDS = 134
+    SEED_SUM = 135
 
 
 class Presence(IntEnum):
@@ -367,9 +369,9 @@ def check_distinct(keys: Iterable[PublicKeys]) -> None:
         raise RefusedError("two public keys are the same")
 
 
-def pack_message(kind: MessageKind, body: bytes, *, sender: int, params: Params) -> bytes:
+def pack_message(kind: MessageKind, body: bytes, *, sender: int, context: bytes) -> bytes:
     """Serialise a message with this body."""
-    data = bytearray(_ENVELOPE.pack(_MAGIC, _VERSION, kind, sender, params.context, bytes(8)))
+    data = bytearray(_ENVELOPE.pack(_MAGIC, _VERSION, kind, sender, context, bytes(8)))
     data += body
     data[_CHECKSUM] = _checksum(data)
     return bytes(data)
@@ -379,8 +381,18 @@ def parse_message(
     data: bytes, kind: MessageKind, *, params: Params, size: int | None
 ) -> tuple[int, bytes]:
     """Return sender and body of a message, whose length must be `size` where it is given."""
+    sender, body = open_envelope(data, kind, context=params.context, size=size)
+    if not (sender == SERVER if kind >= MessageKind.OPENING else sender in params.points):
+        raise RefusedError(f"sender {sender} is not one who sends {kind.name} in this round")
+    return sender, body
+
+
+def open_envelope(
+    data: bytes, kind: MessageKind, *, context: bytes, size: int | None = None
+) -> tuple[int, bytes]:
+    """Return sender and body of a message of this kind and context, from anybody."""
     sender_of(data)
-    magic, version, code, sender, context, checksum = _ENVELOPE.unpack_from(data)
+    magic, version, code, sender, named, checksum = _ENVELOPE.unpack_from(data)
     if magic != _MAGIC or version != _VERSION:
         raise RefusedError(f"not a message of a secure sum of version {_VERSION}")
     if code != kind:
@@ -391,10 +403,8 @@ def parse_message(
         )
     if checksum != _checksum(data):
         raise RefusedError("message was altered on its way: its checksum does not fit")
-    if context != params.context:
+    if named != context:
         raise RefusedError("message is of another run, round or agreement: its context differs")
-    if not (sender == SERVER if kind >= MessageKind.OPENING else sender in params.points):
-        raise RefusedError(f"sender {sender} is not one who sends {kind.name} in this round")
     return sender, bytes(data[ENVELOPE_BYTES:])
 
 
@@ -449,16 +459,24 @@ def parse_list(
     if len(data) > most:
         raise RefusedError(f"message is too long: {len(data)} bytes, and at most {most} can be")
     sender, body = parse_message(data, kind, params=params, size=None)
-    count = int.from_bytes(body[:4], "little")
+    values = read_list(body, size)
+    if strangers := values.keys() - params.points.keys():
+        raise RefusedError(f"message lists {min(strangers)}, which is no member")
+    return sender, values
+
+
+def read_list(body: bytes, size: int) -> dict[int, bytes]:
+    """Read values of `size` bytes by their members, which must ascend."""
+    count, step = int.from_bytes(body[:4], "little"), 8 + size
     if len(body) != 4 + count * step:
         raise RefusedError(f"message has a body of {len(body)} bytes, which is not {count} records")
     values, last = dict[int, bytes](), -1
     for at in range(4, len(body), step):
         index = int.from_bytes(body[at : at + 8], "little")
-        if index not in params.points or index <= last:
-            raise RefusedError(f"message lists {index}, which is no member, a repetition or late")
+        if index <= last:
+            raise RefusedError(f"message lists {index}, which is a repetition or late")
         values[index], last = body[at + 8 : at + step], index
-    return sender, values
+    return values
 
 
 def _checksum(data: bytes | bytearray) -> bytes:

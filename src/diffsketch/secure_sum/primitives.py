@@ -5,7 +5,7 @@
 | a secret of two members | X25519 (RFC 7748), refusing the all-zero result |
 | keys from secrets | HKDF with SHA-256 (RFC 5869), salted with the round's context |
 | masks, coefficients | the key stream of AES-256 in counter mode |
-| shares on their way | AES-256-GCM, one message for each key |
+| shares and seeds on their way | AES-256-GCM |
 | signatures | Ed25519 (RFC 8032) |
 
 Secret sharing is the only algorithm written here. A secret of 32 bytes, as a number below `2**256`,
@@ -46,10 +46,11 @@ SECRET_BYTES = 32
 PUBLIC_BYTES = 32  # of a public key, X25519 or Ed25519
 SIGNATURE_BYTES = 64
 TAG_BYTES = 16
+NONCE_BYTES = 12
 SHARE_BYTES = 33
 COEFFICIENT_BYTES = 64  # reduced modulo the prime, these are 2**-255 from uniform
 PRIME = 2**256 + 297
-_NONCE = bytes(12)  # constant, as each key encrypts one message
+_NONCE = bytes(NONCE_BYTES)  # constant, as each key encrypts one message
 
 
 class RefusedError(WireError):
@@ -118,21 +119,21 @@ def stream(key: bytes, size: int) -> bytes:
     return Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor().update(bytes(size))
 
 
-def encrypt(key: bytes, plaintext: bytes, bound: bytes) -> bytes:
+def encrypt(key: bytes, plaintext: bytes, bound: bytes, *, nonce: bytes = _NONCE) -> bytes:
     """Encrypt, followed by a tag that also covers `bound`.
 
-    The nonce is constant, so a key must encrypt a single message: ours come from both public keys,
-    the direction and the round.
+    With the constant nonce, a key must encrypt a single message: those of shares come from both
+    public keys, the direction and the round.
     """
-    return AESGCM(key).encrypt(_NONCE, plaintext, bound)
+    return AESGCM(key).encrypt(nonce, plaintext, bound)
 
 
-def decrypt(key: bytes, ciphertext: bytes, bound: bytes) -> bytes:
+def decrypt(key: bytes, ciphertext: bytes, bound: bytes, *, nonce: bytes = _NONCE) -> bytes:
     """Decrypt; raise a `RefusedError` if it was altered or is not for this key."""
     try:
-        return AESGCM(key).decrypt(_NONCE, ciphertext, bound)
+        return AESGCM(key).decrypt(nonce, ciphertext, bound)
     except InvalidTag as error:
-        raise RefusedError("an encrypted share was altered, or is of another round") from error
+        raise RefusedError("what is encrypted was altered, or is of another round") from error
 
 
 def split(secret: bytes, points: Sequence[int], *, threshold: int, random: bytes) -> list[bytes]:

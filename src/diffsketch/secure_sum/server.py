@@ -113,7 +113,7 @@ class SecureSumServer:
         self._replied: set[int] = set()
         self._keys: dict[int, PublicKeys] = {}
         self._encrypted: dict[int, dict[int, bytes]] = {}
-        self._sum = to_words(torch.zeros(params.layout.shape, dtype=torch.int64), params)
+        self._sum = to_words(torch.zeros(params.layout.shape, dtype=torch.int64), params.layout)
         self._presence: dict[int, Presence] = {}
         self._signatures: dict[int, bytes] = {}
         self._revealed: dict[int, dict[int, bytes]] = {}
@@ -152,7 +152,7 @@ class SecureSumServer:
         elif self.stage in (Stage.CONSISTENCY, Stage.UNMASK):
             kind = MessageKind.SURVIVORS
             body = pack_presence(self._presence)
-        request = pack_message(kind, body, sender=SERVER, params=self.params)
+        request = pack_message(kind, body, sender=SERVER, context=self.params.context)
         return dict.fromkeys(self._expected, request)
 
     def collect(self, reply: bytes, *, sent_by: int | None = None) -> int:
@@ -261,7 +261,9 @@ class SecureSumServer:
     def _pack_shares(self, index: int) -> bytes:
         encrypted = {other: had[index] for other, had in self._encrypted.items() if other != index}
         body = pack_list(encrypted)
-        return pack_message(MessageKind.SHARE_LIST, body, sender=SERVER, params=self.params)
+        return pack_message(
+            MessageKind.SHARE_LIST, body, sender=SERVER, context=self.params.context
+        )
 
     def _take_keys(self, sender: int, keys: PublicKeys) -> None:
         check_keys(keys, sender, self.params)
@@ -286,7 +288,7 @@ class SecureSumServer:
         )
         if message.sender != sender:
             raise RefusedError(f"{sender} has sent a message of {message.sender}")
-        self._sum += to_words(message.cells, params)
+        self._sum += to_words(message.cells, params.layout)
 
     def _take_revealed(self, sender: int, values: Mapping[int, bytes]) -> None:
         for index, value in values.items():
@@ -317,7 +319,7 @@ class SecureSumServer:
             for index in present:
                 # Those present added the negative of this; so both are gone.
                 words = words + pair_mask(pair, self._keys[index].mask, (owner, index), params)
-        return Total(to_cells(words, params), tuple(sorted(present)))
+        return Total(to_cells(words, params.layout), tuple(sorted(present)))
 
     def _recovered(self, owner: int) -> bytes:
         """Recover a member's committed secret: from all shares of it, or from all but one."""

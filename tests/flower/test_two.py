@@ -1,0 +1,451 @@
+"""Two aggregators on a Flower network: the server, and a helper that is one of its nodes."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.helpers.silent import Silent, silence
+
+pytest.importorskip("flwr")
+
+from flwr.app import ArrayRecord, ConfigRecord, Message
+
+import diffsketch.flower.two as module
+from diffsketch.errors import ArgumentError
+from diffsketch.flower import FlowerPlan, SecureClientAggregation, SketchStrategy, TwoAggregators
+from diffsketch.flower.plan import find_helper, member_number
+from diffsketch.flower.records import SUM_RECORD, SumReply, digest_of
+from diffsketch.privacy import Trust
+from diffsketch.secure_sum import KeyPair, OneShotClient
+from diffsketch.wire.formats import pack
+from tests.flower.network import (
+    BAD,
+    DIM,
+    FIRST,
+    KEY,
+    Caught,
+    Losses,
+    Network,
+    RestartingNetwork,
+    all_bytes,
+    is_sum_reply,
+    of_bad,
+    our_record,
+    reasons,
+    replayed,
+    started,
+    strategy_of,
+    towards,
+)
+from tests.flower.test_secure import PLAN as BY_ONE
+from tests.flower.test_secure import SETTINGS, plain
+from tests.secure_sum.helpers import identity
+from tests.secure_sum.test_one_shot import SECRET
+
+PLAN = FlowerPlan("sketch-skellam", SETTINGS, 5, 3, secure_sum="two")
+UNSIGNED = replace(PLAN, identities=False)
+PUBLIC = KeyPair(SECRET).public
+HELPER, NODES = 1009, tuple(range(1000, 1005))
+NAMES = [identity(number).public for number in range(5)]
+TRAIN, ASK = range(1, 3)
+"""The exchanges of a first round; before them the server asks who the helper is."""
+
+
+@pytest.fixture(autouse=True)
+def _silent() -> Iterator[None]:
+    """Rounds without noise, which can be compared."""
+    with silence():
+        yield
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, str]:
+    """What the configuration of the helper's node names."""
+    (tmp_path / "secret.key").write_text(SECRET.hex())
+    (tmp_path / "identities.txt").write_text("\n".join(public.hex() for public in NAMES))
+    return {
+        "diffsketch-helper-secret-file": str(tmp_path / "secret.key"),
+        "diffsketch-identities-file": str(tmp_path / "identities.txt"),
+        "diffsketch-helper-memory": str(tmp_path / "memory"),
+    }
+
+
+def joined(
+    files: dict[str, str], plan: FlowerPlan = PLAN, *, network: Network | None = None,
+    nodes: int = 5, who: Callable[[int], int] = int, **options: Any,
+) -> Network:  # fmt: skip
+    """A network of clients and the helper; `who` says whose identity a client has."""
+    network = Network() if network is None else network
+    for number in range(nodes):
+        signer = identity(who(number)) if plan.identities else None
+        own_side = SecureClientAggregation(identity=signer, helper=PUBLIC)
+        network.join(number, plan, **{"key": KEY, "aggregation": own_side, **options})
+    if files:
+        network.join(9, plan, node_id=HELPER, config=files)
+    return network
+
+
+def run(
+    network: Network, plan: FlowerPlan = PLAN, rounds: int = 1, **options: Any
+) -> tuple[SketchStrategy, ArrayRecord]:
+    options = {"aggregation": TwoAggregators(PUBLIC, patience=0.0), **options}
+    strategy = strategy_of(plan, **options)
+    return strategy, strategy.start(network, FIRST, rounds).arrays
+
+
+@pytest.mark.parametrize("plan", [PLAN, UNSIGNED], ids=["signed", "unsigned"])
+@pytest.mark.parametrize("key", [KEY, None], ids=["key", "no key"])
+def test_the_sum_is_the_plain_sum(plan: FlowerPlan, key: Any, files: dict[str, str]) -> None:
+    network = joined(files, plan)
+    strategy, arrays = run(network, plan, rounds=2, key=key)
+    assert [report.present for report in strategy.reports] == [NODES] * 2
+    assert [report.refused for report in strategy.reports] == [{}, {}]
+    assert digest_of(arrays or replayed(strategy.totals, plan)) == plain(rounds=2)
+    assert network.nodes[HELPER].seen == []  # the helper never trains, nor is asked to
+    asked = [message for message in network.sent if message.metadata.dst_node_id == HELPER]
+    assert len(asked) == 3  # who it is, and two sums
+    epsilon = strategy.epsilon(1e-5)
+    assert epsilon.scope.trust is Trust.DISTRIBUTED
+    # Each client has one message to and one from it, and was asked once who it is.
+    assert len(network.sent) == len(asked) + 5 * (1 + 2)
+
+
+def test_the_claim_names_the_aggregators() -> None:
+    method = PLAN.build(DIM)
+    assert method == BY_ONE.build(DIM)  # with noise for `min_replies`, as under one server
+    words = "two aggregators that do not collude"
+    claim = str(PLAN.claim_for(method, 3, KEY.seed(0)))
+    assert words in claim
+    assert "follows the protocol" not in claim
+    unsigned = str(UNSIGNED.claim_for(method, 3, KEY.seed(0)))
+    assert words in unsigned
+    assert "against a server that follows the protocol" in unsigned
+    assert words not in str(BY_ONE.claim_for(method, 3, KEY.seed(0)))  # control
+    assert PLAN.describe(DIM) != UNSIGNED.describe(DIM)
+    assert PLAN.describe(DIM) != replace(BY_ONE, identities=True).describe(DIM)
+
+
+def test_any_minimum_of_the_cohort() -> None:
+    """No half of the cohort is needed: nobody holds shares."""
+    assert replace(PLAN, cohort=1000, min_replies=2).min_replies == 2
+    pairs: list[tuple[str, int]] = [
+        ("min_replies", 1), ("min_replies", 6), ("corrupt", 3), ("corrupt", 5)
+    ]  # fmt: skip
+    for name, value in pairs:
+        wrong: dict[str, Any] = {name: value}
+        with pytest.raises(ArgumentError, match=r"min_replies must be in|corrupt must be below"):
+            replace(PLAN, **wrong)
+    with pytest.raises(ArgumentError, match='secure_sum must be a bool, "one" or "two"'):
+        replace(PLAN, secure_sum="three")  # type: ignore[arg-type]
+    assert replace(PLAN, secure_sum=True) == replace(PLAN, secure_sum="one")
+    claim = replace(PLAN, corrupt=1).claim_for(PLAN.build(DIM), 4, KEY.seed(0))
+    assert claim == PLAN.claim_for(PLAN.build(DIM), 3, KEY.seed(0))
+
+
+@pytest.mark.parametrize("silent", [(1001, 1004), (1000,)])
+def test_whoever_is_silent_is_not_in_the_sum(
+    silent: tuple[int, ...], files: dict[str, str]
+) -> None:
+    network = joined(files)
+    network.tamper = Losses(dict.fromkeys(silent, TRAIN))
+    strategy, arrays = run(network)
+    (report,) = strategy.reports
+    assert ({*report.present}, {*report.silent}) == ({*NODES} - {*silent}, {*silent})
+    assert digest_of(arrays) == plain(*silent)
+    assert report.claim == PLAN.claim_for(PLAN.build(DIM), 5 - len(silent), KEY.seed(0))
+
+
+def test_too_few_make_a_void_round(files: dict[str, str]) -> None:
+    """And nobody asks the helper, whose one answer stays for those who come."""
+    network = joined(files)
+    network.tamper = Losses(dict.fromkeys((1000, 1001, 1002), TRAIN), until=TRAIN + 1)
+    strategy, arrays = run(network, rounds=2)
+    first, second = strategy.reports
+    assert first.void == "2 messages, and 3 are needed"
+    assert (second.void, second.present) == ("", NODES)
+    assert [index for index, _ in strategy.totals] == [1]
+    assert digest_of(arrays) == digest_of(replayed(strategy.totals, PLAN))
+    assert "over 2 rounds" in str(strategy.epsilon(1e-5))  # who was asked has paid
+
+
+def test_every_message_in_a_process_of_its_own(files: dict[str, str]) -> None:
+    """The helper's too: nothing is in the nodes' states, and nothing is forgotten."""
+    network = joined(files, network=RestartingNetwork(forgets={HELPER: ASK}))
+    strategy, arrays = run(network, rounds=2)
+    assert [report.void for report in strategy.reports] == ["", ""]
+    assert digest_of(arrays) == plain(rounds=2)
+    for node in network.nodes.values():
+        assert SUM_RECORD not in node.context.state.config_records
+
+
+# The helper is killed, forgets, is another one, or is not there.
+
+
+class Moves(Caught):
+    """The helper's answer is lost, with the helper; it is back under another node id, or not."""
+
+    def __init__(self, network: Network, files: dict[str, str], back: int | None) -> None:
+        super().__init__()
+        self._network, self._files, self._back, self._exchange = network, files, back, -1
+
+    def __call__(self, replies: list[Message]) -> list[Message]:
+        self._exchange += 1
+        if self._exchange != ASK:
+            return super().__call__(replies)
+        del self._network.nodes[HELPER]
+        if self._back is not None:
+            self._network.join(9, PLAN, node_id=self._back, config=self._files)
+        return []
+
+
+def test_a_helper_that_is_killed_and_comes_back(files: dict[str, str]) -> None:
+    """It has answered, and its answer is lost: it gives the same one again."""
+    network = joined(files)
+    network.tamper = Moves(network, files, 1077)
+    strategy, arrays = run(network, rounds=2, aggregation=TwoAggregators(PUBLIC, patience=5.0))
+    assert [report.void for report in strategy.reports] == ["", ""]
+    assert digest_of(arrays) == plain(rounds=2)
+    assert network.nodes[1077].seen == []
+
+
+def test_a_helper_that_is_killed_for_good(
+    files: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The round is void and paid for; the next ones are void before anybody is asked."""
+    network = joined(files)
+    network.tamper = Moves(network, files, None)
+    with caplog.at_level(logging.ERROR):
+        strategy, arrays = run(network, rounds=3)
+    assert list(arrays) == []
+    voids = [report.void for report in strategy.reports]
+    assert voids[0] == "the helper gives no sum: it is silent"
+    assert all("no node is the helper" in void for void in voids[1:])
+    assert "over 1 round" in str(strategy.epsilon(1e-5))
+    assert [report.claim is None for report in strategy.reports] == [False, True, True]
+    assert "VOID" in caplog.text
+
+
+def test_a_helper_that_joins_late(files: dict[str, str]) -> None:
+    network = joined({})
+    late = Caught()
+
+    def join(replies: list[Message]) -> list[Message]:
+        if not late:
+            network.join(9, PLAN, node_id=HELPER, config=files)
+        return late(replies)
+
+    network.tamper = join
+    strategy, arrays = run(network, aggregation=TwoAggregators(PUBLIC, patience=5.0))
+    assert digest_of(arrays) == plain()
+    assert strategy.reports[0].present == NODES
+
+
+@pytest.mark.parametrize("lack", ["diffsketch-helper-memory", "diffsketch-identities-file"])
+def test_a_helper_without_memory_or_registry_answers_nothing(
+    lack: str, files: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    strategy, _ = run(joined({name: path for name, path in files.items() if name != lack}))
+    assert "no node is the helper" in strategy.reports[0].void
+    assert "diffsketch-helper-memory" in caplog.text or "IDENTITIES_FILE" in caplog.text
+
+
+def test_a_helper_with_another_key(files: dict[str, str]) -> None:
+    Path(files["diffsketch-helper-secret-file"]).write_text(bytes(range(32)).hex())
+    strategy, _ = run(joined(files))
+    assert "no node is the helper" in strategy.reports[0].void
+
+
+def test_a_node_that_pretends_to_be_the_helper(files: dict[str, str]) -> None:
+    """It says so before the helper does; what it answers has no tag, and the helper is asked."""
+    network = joined(files)
+
+    def pretend(reply: Message) -> None:
+        if is_sum_reply(reply):
+            record = SumReply(member=module._HELPER, reply=PUBLIC).to_record()
+            reply.content.config_records[SUM_RECORD] = record
+
+    liar = SecureClientAggregation(identity=identity(2), helper=PUBLIC)
+    network.join(2, PLAN, key=KEY, node_id=999, aggregation=liar)
+    del network.nodes[BAD]
+    network.nodes = dict(sorted(network.nodes.items()))
+    network.tamper = of_bad(pretend, node=999)
+    strategy, arrays = run(network)
+    (report,) = strategy.reports
+    # It has left itself out; the helper, which could be a client like any other, is asked to train.
+    assert (report.void, {*report.present}) == ("", {*NODES} - {BAD})
+    assert list(report.refused) == [HELPER]
+    assert digest_of(arrays) == plain(BAD)
+
+
+# Clients that are not what they say.
+
+
+def test_clients_that_the_helper_does_not_know_are_left_out(files: dict[str, str]) -> None:
+    network = joined(files, who=lambda number: 77 if number == 2 else number)
+    strategy, arrays = run(network)
+    assert strategy.reports[0].refused == {
+        BAD: "helper: its identity is not one that the helper knows"
+    }
+    assert digest_of(arrays) == plain(BAD)
+
+
+def test_two_nodes_with_one_identity_are_one_client(files: dict[str, str]) -> None:
+    strategy, arrays = run(joined(files, who=lambda number: min(number, 3)))
+    (second,) = {*NODES} - {*strategy.reports[0].present}  # in the order of their arrival
+    assert second in (1003, 1004)
+    assert "has sent a message in this round before" in strategy.reports[0].refused[second]
+    assert digest_of(arrays) == plain(second)
+
+
+def test_messages_that_are_not_of_the_round_are_left_out(files: dict[str, str]) -> None:
+    def shorten(reply: Message) -> None:
+        if not is_sum_reply(reply):
+            data = our_record(reply)["message"]
+            assert isinstance(data, bytes)
+            our_record(reply)["message"] = data[:-1]
+
+    network = joined(files)
+    network.tamper = of_bad(shorten)
+    strategy, arrays = run(network)
+    assert "bytes, and" in strategy.reports[0].refused[BAD]
+    assert digest_of(arrays) == plain(BAD)
+
+
+def test_a_seed_that_is_not_that_of_the_mask_voids_the_round(
+    files: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The total is far longer than honest ones: nobody can say whose fault it is."""
+    seal = OneShotClient.seal
+
+    def another(self: OneShotClient, seed: bytes, params: Any) -> bytes:
+        liar = self.index == member_number(NAMES[2])
+        return seal(self, bytes(32) if liar else seed, params)
+
+    wide = FlowerPlan("sketch-skellam", {**SETTINGS, "cols": 600}, 5, 3, secure_sum="two")
+    honest, _ = run(joined(files, wide), wide)
+    assert honest.reports[0].void == ""  # control
+    monkeypatch.setattr(OneShotClient, "seal", another)
+    strategy, arrays = run(joined(files, wide), wide)
+    assert "the sum of 5 messages has a norm of" in strategy.reports[0].void
+    assert list(arrays) == []
+
+
+# What the operators see, and what clients refuse.
+
+
+def test_no_message_is_in_what_either_operator_sees(files: dict[str, str]) -> None:
+    """A message has 12 cells of 15 bits or more: none is there by chance, once in 2**180 times."""
+    caught = Caught()
+    network = joined(files)
+    network.tamper = caught
+    run(network)
+    seen, method = [all_bytes(one) for one in (*caught, *network.sent)], PLAN.build(DIM)
+    for number in range(5):
+        change = towards(number, torch.zeros(DIM), 1)
+        cells = pack(method.encode(change, KEY.seed(0), Silent()).messages, method.message_format)
+        assert not any(cells in data for data in seen)
+    # The helper has no masked cells: 200 bytes for each client at most.
+    asked = [one for one in network.sent if one.metadata.dst_node_id == HELPER]
+    assert len(all_bytes(asked[-1])) < 5 * 200 + 1500
+
+
+def test_clients_refuse_without_the_helpers_key_or_an_identity(
+    files: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = joined(files)
+    network.join(2, PLAN, key=KEY)
+    network.join(3, PLAN, key=KEY, aggregation=SecureClientAggregation(helper=PUBLIC))
+    strategy, _ = run(network)
+    said = strategy.reports[0].refused
+    assert "lacks the helper's public key (DIFFSKETCH_HELPER_FILE)" in said[1002]
+    assert "the plan has identities, and this client has none" in said[1003]
+    # All of it can be looked up.
+    for name, path in (("HELPER", "helper"), ("IDENTITY", "identity")):
+        where = Path(files["diffsketch-helper-memory"]).parent / path
+        secret = {"HELPER": PUBLIC, "IDENTITY": hash_of(2)}[name]
+        where.write_text(secret.hex())
+        monkeypatch.setenv(f"DIFFSKETCH_{name}_FILE", str(where))
+    assert find_helper() == PUBLIC
+    network = joined(files)
+    network.join(2, PLAN, key=KEY)
+    strategy, arrays = run(network, aggregation=None)
+    assert reasons(strategy) == []
+    assert digest_of(arrays) == plain()
+
+
+def hash_of(index: int) -> bytes:
+    return hashlib.sha256(b"identity %d" % index).digest()
+
+
+def test_the_helper_does_not_train_for_a_server_that_asks_it(files: dict[str, str]) -> None:
+    network = joined({})
+    network.join(9, PLAN, node_id=HELPER, key=KEY, config=files)
+    strategy = strategy_of(PLAN, aggregation=TwoAggregators(PUBLIC))
+    strategy.configure_train(1, FIRST, ConfigRecord(), network)
+    requests = list(strategy.configure_train(2, FIRST, ConfigRecord(), network))
+    requests[0].metadata.__dict__["_dst_node_id"] = HELPER
+    (reply,) = network.send_and_receive(requests[:1])
+    assert our_record(reply)["code"] == "helper"
+    assert network.nodes[HELPER].seen == []
+
+
+def test_servers_that_do_not_fit() -> None:
+    with pytest.raises(ArgumentError, match="aggregation must have the helper's public key"):
+        run(joined({}), aggregation=TwoAggregators())
+    with pytest.raises(ArgumentError, match=r'aggregation must be .* TwoAggregators for "two"'):
+        strategy_of(BY_ONE, aggregation=TwoAggregators(PUBLIC))
+
+
+class InMemoryGrid(Network):
+    """A network that says it is Flower's simulation."""
+
+    class run:  # noqa: N801 - as Flower has it
+        run_id = 7
+
+
+def test_a_simulation_has_a_helper_of_its_own() -> None:
+    network = InMemoryGrid()
+    for number in range(5):
+        network.join(number, UNSIGNED)
+    strategy = started(UNSIGNED, network, rounds=2, key=None)
+    assert [report.present for report in strategy.reports] == [NODES] * 2
+    assert strategy.totals
+    # Nothing of it is left.
+    assert find_helper(run_id=7) is None
+
+
+def test_bytes_of_a_client_do_not_depend_on_the_others(files: dict[str, str]) -> None:
+    """Beside the plain message: the seal up, and nothing down."""
+
+    def sent(plan: FlowerPlan, files: dict[str, str], **options: Any) -> tuple[int, int]:
+        network, caught = joined(files, plan, **options), Caught()
+        network.tamper = caught
+        trust: dict[str, Any] = (
+            {} if plan.secure_sum else {"aggregation": None, "trusted_server": True}
+        )
+        run(network, plan, **trust)
+        up = [all_bytes(one) for one in caught if not is_sum_reply(one)]
+        down = [all_bytes(one) for one in network.sent if not is_sum_reply(one)]
+        return len(up[-1]), len(down[-1])
+
+    plainly: dict[str, Any] = {"aggregation": None, "trusted_server": True}
+    for cohort in (5, 3):
+        plan = replace(PLAN, cohort=cohort)
+        clear = replace(plan, secure_sum=False, settings=scaled(cohort))
+        up, down = sent(plan, files, nodes=cohort)
+        plain_up, plain_down = sent(clear, {}, nodes=cohort, **plainly)
+        assert 156 <= up - plain_up <= 160  # Flower writes longer lengths in more bytes
+        assert abs(down - plain_down) < 100  # the plan's text is longer
+
+
+def scaled(cohort: int) -> dict[str, Any]:
+    """Settings of a plain sum with the noise of a secure one."""
+    return SETTINGS | {"noise_multiplier": 2.0 * (cohort / 3) ** 0.5}

@@ -1,0 +1,41 @@
+"""What plans say that secure sums cost is what members send and receive."""
+
+from __future__ import annotations
+
+import pytest
+
+from diffsketch.secure_sum import Stage
+from diffsketch.wire import MessageFormat
+from diffsketch.wire.sums import costs_more_than_dense, proposed_sum, sum_bytes
+from tests.secure_sum.helpers import LAYOUT, make_params, start
+from tests.secure_sum.test_one_shot import inputs_of, messages_of, params_of
+
+
+@pytest.mark.parametrize("signed", [True, False])
+@pytest.mark.parametrize("members", [3, 4, 9])
+def test_bytes_of_one_servers_sum(members: int, signed: bool) -> None:
+    played = start(make_params(members, signed=signed))
+    up = down = 0
+    while played.server.stage is not Stage.DONE:
+        requests = played.server.requests()
+        for index, request in requests.items():
+            reply = played.answer(index, request)
+            played.server.collect(reply)
+            if index == 1:
+                up, down = up + len(reply), down + len(request)
+        played.server.close()
+    assert (up - LAYOUT.full_bytes, down) == sum_bytes("one", members, signed=signed)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_bytes_of_two_aggregators(signed: bool) -> None:
+    for data in messages_of(params_of(signed=signed), inputs_of()).values():
+        assert (len(data) - LAYOUT.full_bytes, 0) == sum_bytes("two", 10**6, signed=signed)
+
+
+def test_which_one_is_proposed_and_when_it_costs_more() -> None:
+    assert [proposed_sum(count) for count in (2, 100, 101, 10**6)] == ["one", "one", "two", "two"]
+    table = MessageFormat("sketch-gaussian", 7850, (1, 5331), "unsigned", 18)
+    assert costs_more_than_dense("one", table, 10) == ""
+    assert "sends 144,445 bytes up and 351,229 down" in costs_more_than_dense("one", table, 1000)
+    assert costs_more_than_dense("two", table, 10**6) == ""

@@ -1,0 +1,507 @@
+"""One-shot sums with two aggregators: totals, and adversaries, each beside a control.
+
+A chi-square test fails by chance with the probability `CHANCE` of `test_secrecy`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import diffsketch.secure_sum.one_shot as module
+from diffsketch.errors import ArgumentError
+from diffsketch.secure_sum import (
+    OneShotClient,
+    OneShotHelper,
+    OneShotLeader,
+    OneShotParams,
+    RefusedError,
+)
+from diffsketch.secure_sum.messages import ENVELOPE_BYTES, MessageKind, pack_list, pack_message
+from diffsketch.wire import SERVER, DuplicateError, Message, MessageFormat, WireError
+from tests.secure_sum.helpers import LAYOUT, identity, plain_sum
+from tests.secure_sum.test_secrecy import BITS, CELLS, are_uniform_together, is_uniform
+from tests.secure_sum.test_secrecy import LAYOUT as LONG
+
+SECRET = hashlib.sha256(b"the helper").digest()
+MEMBERS = range(1, 6)
+PUBLIC = {index: identity(index).public for index in MEMBERS}
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Path:
+    return tmp_path / "memory"
+
+
+def helper_of(memory: Path, *, signed: bool = True, secret: bytes = SECRET) -> OneShotHelper:
+    """A helper as it is after a start: it has nothing but its key, its memory and the clients."""
+    return OneShotHelper(secret, memory, identities=PUBLIC if signed else None)
+
+
+def params_of(**changes: Any) -> OneShotParams:
+    values: dict[str, Any] = {
+        "run": b"a run of the tests", "round_index": 5, "fingerprint": bytes(range(8)),
+        "min_present": 3, "helper": OneShotHelper(SECRET, "").public, "plan": "a plan",
+    } | changes  # fmt: skip
+    return OneShotParams(values.pop("layout", LAYOUT), **values)
+
+
+def stream_of(seed: bytes) -> Any:
+    """Randomness that is the same in every run."""
+    numbers = count()
+    return lambda size: hashlib.shake_256(seed + b"%d" % next(numbers)).digest(size)
+
+
+def client_of(index: int, params: OneShotParams, seed: bytes = b"") -> OneShotClient:
+    who = identity(index) if params.signed else None
+    randomness = {"randomness": stream_of(seed + b"client %d " % index)} if seed else {}
+    return OneShotClient(index, params.helper, identity=who, **randomness)
+
+
+def inputs_of(layout: MessageFormat = LAYOUT) -> dict[int, Tensor]:
+    random = torch.Generator().manual_seed(1)
+    return {
+        index: torch.randint(0, 1 << layout.bits, layout.shape, generator=random)
+        for index in MEMBERS
+    }
+
+
+def messages_of(
+    params: OneShotParams, inputs: Mapping[int, Tensor] | None = None, seed: bytes = b""
+) -> dict[int, bytes]:
+    inputs = inputs_of(params.layout) if inputs is None else inputs
+    return {
+        index: client_of(index, params, seed).mask(cells, params)
+        for index, cells in inputs.items()
+    }  # fmt: skip
+
+
+def leader_of(params: OneShotParams, messages: Mapping[int, bytes]) -> OneShotLeader:
+    leader = OneShotLeader(params)
+    for index, data in messages.items():
+        assert leader.collect(data) == index
+    return leader
+
+
+def seal_of(message: bytes, params: OneShotParams) -> bytes:
+    return message[-params.seal_bytes :]
+
+
+@pytest.mark.parametrize("signed", [True, False], ids=["signed", "unsigned"])
+@pytest.mark.parametrize("bits", [1, 8, 18, 32, 33, 62])
+def test_the_total_is_the_plain_sum_of_those_who_came(
+    bits: int, signed: bool, memory: Path
+) -> None:
+    """Whoever is silent; in one request or in several; and for the next round's channels."""
+    layout, helper = replace(LAYOUT, bits=bits), helper_of(memory, signed=signed)
+    inputs = inputs_of(layout)
+    clients = {index: client_of(index, params_of(signed=signed)) for index in MEMBERS}
+    for place, present in enumerate([(1, 2, 3, 4, 5), (1, 3, 5), (2, 3, 4)]):
+        params = params_of(layout=layout, signed=signed, round_index=place)
+        leader = OneShotLeader(params)
+        for index in present:
+            leader.collect(clients[index].mask(inputs[index], params), sent_by=index)
+            if place == 1:  # one by one
+                assert leader.take(helper.answer(leader.request(last=False), params)) == {}
+        assert leader.take(helper.answer(leader.request(), params)) == {}
+        total = leader.total()
+        assert total.present == present
+        assert torch.equal(total.cells, plain_sum(inputs, present, bits))
+
+
+def test_what_a_client_sends() -> None:
+    """Sizes that are documented; and bytes that must not change without a new version."""
+    params, open_params = params_of(), params_of(signed=False)
+    data = client_of(1, params, b"known").mask(inputs_of()[1], params)
+    assert len(data) == 48 + 15 + 156 == LAYOUT.full_bytes + params.seal_bytes
+    assert open_params.seal_bytes == 92
+    assert hashlib.sha256(data).hexdigest()[:16] == "4319d3de0b7c087d"
+    again = client_of(1, params, b"known").mask(inputs_of()[1], params)
+    assert again == data
+    assert client_of(1, params).mask(inputs_of()[1], params) != data
+
+
+# A server that asks twice, for too few, or with clients of its own.
+
+
+def test_no_second_set_in_a_round(memory: Path) -> None:
+    """Not to this helper, nor after a restart; the same set again has the same sum."""
+    params, inputs = params_of(), inputs_of()
+    messages = messages_of(params, inputs)
+    fewer = {index: data for index, data in messages.items() if index != 1}
+    first, second = leader_of(params, messages), leader_of(params, fewer)
+    helper = helper_of(memory)
+    first.take(helper.answer(first.request(), params))
+    for asked in (helper, helper_of(memory)):
+        with pytest.raises(RefusedError, match="another reply was given"):
+            asked.answer(second.request(), params)
+        again = leader_of(params, messages)
+        again.take(asked.answer(again.request(), params))
+        assert torch.equal(again.total().cells, first.total().cells)
+    # Control: a helper that forgets gives a client away, as the difference of two sums.
+    second.take(helper_of(memory / "another").answer(second.request(), params))
+    alone = first.total().cells - second.total().cells & (1 << 20) - 1
+    assert torch.equal(alone, inputs[1])
+    # And another round is another set.
+    other = params_of(round_index=6)
+    third = leader_of(other, messages_of(other, inputs))
+    assert third.take(helper.answer(third.request(), other)) == {}
+
+
+def test_no_set_below_the_minimum(memory: Path) -> None:
+    """It spoils nothing: the round may still be answered. The server cannot lower the minimum."""
+    params, helper = params_of(), helper_of(memory)
+    messages = messages_of(params)
+    two = {index: messages[index] for index in (1, 2)}
+    few = leader_of(params, two)
+    with pytest.raises(RefusedError, match="2 clients are in the sum, and 3 are needed"):
+        helper.answer(few.request(), params)
+    lowered = params_of(min_present=2)
+    lying = leader_of(lowered, two)
+    with pytest.raises(RefusedError, match="0 clients are in the sum, and 2 are needed"):
+        helper.answer(lying.request(), lowered)
+    enough = leader_of(params, messages)  # control
+    assert enough.take(helper.answer(enough.request(), params)) == {}
+    with pytest.raises(ArgumentError, match="min_present must be >= 2"):
+        params_of(min_present=1)
+
+
+def test_no_sum_with_invented_clients(memory: Path) -> None:
+    """Clients that the helper does not know, or whose names a server takes, are left out."""
+    params, inputs = params_of(), inputs_of()
+    real = {1: client_of(1, params).mask(inputs[1], params)}
+    strangers = {index: client_of(index, params).mask(inputs[2], params) for index in (7, 8)}
+    fakes = {
+        index: OneShotClient(index, params.helper, identity=identity(9)).mask(inputs[2], params)
+        for index in (2, 3)
+    }
+    leader = leader_of(params, real | strangers | fakes)
+    with pytest.raises(RefusedError, match="1 clients are in the sum"):
+        helper_of(memory).answer(leader.request(), params)
+    reasons = leader.take(helper_of(memory).answer(_unfinished(leader), params))
+    assert reasons == {
+        2: "its identity has not signed its channel key",
+        3: "its identity has not signed its channel key",
+        7: "its identity is not one that the helper knows",
+        8: "its identity is not one that the helper knows",
+    }
+    # Control: without identities the same server has the real client's input.
+    params = params_of(signed=False)
+    known = dict.fromkeys((2, 3), torch.zeros(LAYOUT.shape, dtype=torch.int64))
+    leader = leader_of(params, messages_of(params, {1: inputs[1]} | known))
+    leader.take(helper_of(memory, signed=False).answer(leader.request(), params))
+    assert torch.equal(leader.total().cells, inputs[1])
+
+
+def _unfinished(leader: OneShotLeader) -> bytes:
+    """The leader's request as if it were not the last one."""
+    body = bytearray(leader.request()[ENVELOPE_BYTES:])
+    body[4] = 0
+    context = leader.params.context
+    leader._request = pack_message(MessageKind.SEEDS, bytes(body), sender=SERVER, context=context)
+    return leader._request
+
+
+ALTERED = "its seed was altered, or is not of this round, plan, client and helper"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"round_index": 4}, {"run": b"another run of the tests"}, {"plan": "another plan"},
+        {"fingerprint": bytes(8)}, {"min_present": 4},
+        {"layout": replace(LAYOUT, method="skellam")}, {"layout": replace(LAYOUT, dim=10)},
+        {"layout": replace(LAYOUT, bits=19)},
+        {"helper": OneShotHelper(bytes(range(32)), "").public},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_seed_of_anything_else_is_left_out(changes: dict[str, Any], memory: Path) -> None:
+    """A replayed one, or one that a client was talked into by another helper, plan or minimum."""
+    params, other, inputs = params_of(), params_of(**changes), inputs_of()
+    cells = inputs[1] & (1 << 19) - 1
+    messages = messages_of(params, inputs)
+    foreign = seal_of(client_of(1, other).mask(cells, other), other)
+    leader = leader_of(params, messages | {1: messages[1][: -params.seal_bytes] + foreign})
+    reason = "its identity has not signed its channel key" if "helper" in changes else ALTERED
+    assert leader.take(helper_of(memory).answer(leader.request(), params)) == {1: reason}
+    # The others' sum is right; and, as a control, so is that with the right seed.
+    assert torch.equal(leader.total().cells, plain_sum(inputs, (2, 3, 4, 5)))
+    leader = leader_of(params, messages)
+    assert leader.take(helper_of(memory / "new").answer(leader.request(), params)) == {}
+    assert other.context != params.context
+
+
+def test_a_seed_of_another_client_or_with_any_byte_changed_is_left_out(memory: Path) -> None:
+    params, helper = params_of(), helper_of(memory)
+    messages = messages_of(params)
+    seals = {index: seal_of(data, params) for index, data in messages.items()}
+
+    def refused(index: int, seal: bytes) -> dict[int, str]:
+        data = messages | {index: messages[index][: -params.seal_bytes] + seal}
+        leader = leader_of(params, data)
+        return leader.take(helper.answer(leader.request(last=False), params))
+
+    assert refused(1, seals[1]) == {}  # control
+    unsigned = "its identity has not signed its channel key"
+    assert refused(1, seals[2]) == {1: unsigned}
+    fresh = [client_of(1, params).seal(bytes(32), params) for _ in range(2)]
+    # The public key of the channel, its signature (until it is known), nonce, seed, tag.
+    for place in range(params.seal_bytes):
+        changed = bytearray(fresh[0])
+        changed[place] ^= 1
+        reasons = refused(1, bytes(changed))
+        assert reasons == {1: unsigned if place < 96 else ALTERED}, place
+    assert refused(1, fresh[0][:96] + fresh[1][96:]) == {1: ALTERED}
+    # Known by now, the channel needs no signature: whoever has no secret of it can still seal none.
+    known = bytearray(seals[1])
+    known[40] ^= 1
+    assert refused(1, seals[1]) == refused(1, bytes(known)) == {}
+
+
+def test_a_seed_counts_once(memory: Path) -> None:
+    """A server that sends one again does not change the weight of its client."""
+    params, helper, inputs = params_of(), helper_of(memory), inputs_of()
+    messages = messages_of(params, inputs)
+    leader = leader_of(params, messages)
+    leader.take(helper.answer(leader.request(last=False), params))
+    seal = {1: seal_of(messages[1], params)}
+    leader._asked = {1: (leader._set.words, seal[1])}
+    body = module._BATCH.pack(1, True) + leader._greeting + pack_list(seal)
+    leader._request = pack_message(MessageKind.SEEDS, body, sender=SERVER, context=params.context)
+    reasons = leader.take(helper.answer(leader._request, params))
+    assert reasons == {1: "its seed is in the sum already"}
+    assert torch.equal(leader.total().cells, plain_sum(inputs, tuple(MEMBERS)))
+    # Twice in one request it is no list.
+    twice = pack_list({1: seal[1]})
+    body = module._BATCH.pack(0, True) + leader._greeting + b"\2\0\0\0" + twice[4:] * 2
+    data = pack_message(MessageKind.SEEDS, body, sender=SERVER, context=params.context)
+    with pytest.raises(RefusedError, match="a repetition"):
+        helper.answer(data, params)
+
+
+def test_a_client_that_sends_different_things_to_both(memory: Path) -> None:
+    """Its seed is not that of its mask: the total is uniform noise, and nobody's input shows."""
+    layout = LONG
+    params = params_of(layout=layout)
+    inputs = {index: torch.zeros(layout.shape, dtype=torch.int64) for index in MEMBERS}
+    messages = messages_of(params, inputs, b"different")
+
+    def total(data: Mapping[int, bytes], memory: Path) -> Tensor:
+        leader = leader_of(params, data)
+        assert leader.take(helper_of(memory).answer(leader.request(), params)) == {}
+        return leader.total().cells
+
+    assert not total(messages, memory).any()  # control
+    other = client_of(1, params, b"another").seal(bytes(32), params)
+    messages[1] = messages[1][: -params.seal_bytes] + other
+    assert is_uniform(total(messages, memory / "new"))
+
+
+# Either operator alone.
+
+
+@pytest.fixture
+def coupled(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Masks that are random words of a table, in place of AES's: what a simulator draws.
+
+    `shift` is added to the mask of a seed's client.
+    """
+    table: dict[str, Any] = {"shift": {}}
+
+    def mask(seed: bytes, index: int, params: OneShotParams) -> Any:
+        random = np.random.default_rng(int.from_bytes(seed[:8], "little"))
+        words = random.integers(0, 1 << 32, params.layout.cell_count, np.uint32)
+        return words + table["shift"].get(index, np.uint32(0))
+
+    monkeypatch.setattr(module, "_mask", mask)
+    return table
+
+
+def view_of(inputs: Mapping[int, Tensor], memory: Path) -> dict[str, list[bytes]]:
+    """All that each operator receives in a round, with randomness that is the same each time."""
+    params = params_of()
+    helper, leader = helper_of(memory), OneShotLeader(params, randomness=stream_of(b"leader"))
+    messages = messages_of(params, inputs, b"view")
+    for data in messages.values():
+        leader.collect(data)
+    request = leader.request()
+    answer = helper.answer(request, params)
+    leader.take(answer)
+    return {"helper": [request], "leader": [*messages.values(), answer]}
+
+
+def test_the_helper_alone_sees_nothing_of_the_inputs(memory: Path) -> None:
+    """What it receives is the same, byte by byte, whatever the inputs are."""
+    zeros = {index: torch.zeros(LAYOUT.shape, dtype=torch.int64) for index in MEMBERS}
+    first = view_of(inputs_of(), memory / "1")["helper"]
+    assert first == view_of(zeros, memory / "2")["helper"]
+    # Control: a message of which the leader would pass all on.
+    assert view_of(zeros, memory / "3")["leader"] != view_of(inputs_of(), memory / "4")["leader"]
+
+
+def test_the_leader_alone_sees_nothing_but_the_total(coupled: dict[str, Any], memory: Path) -> None:
+    """Inputs with the same total give it the same view, under masks that are as likely.
+
+    For any two such inputs, `mask -> mask + difference` maps the masks of the first onto those of
+    the second, and both are uniform: so the view's distribution depends on the total alone. (AES
+    in counter mode stands for random masks, and a sealed seed for nothing: assumptions.)
+    """
+    inputs, other = inputs_of(), inputs_of()
+    moved = torch.full(LAYOUT.shape, 12_345)
+    other[1], other[2] = (other[1] + moved) % (1 << 20), (other[2] - moved) % (1 << 20)
+    first = view_of(inputs, memory / "1")["leader"]
+    assert view_of(other, memory / "2")["leader"] != first  # control: as messages they differ
+    coupled["shift"] = {
+        index: (other[index] - inputs[index]).numpy().reshape(-1).astype(np.uint32)
+        for index in inputs
+    }
+    assert view_of(other, memory / "3")["leader"] == first
+    # Control: with another total, no masks hide that.
+    other[3] = (other[3] + 1) % (1 << 20)
+    assert view_of(other, memory / "4")["leader"] != first
+
+
+def masked_of(cells: Tensor, index: int = 1, **changes: Any) -> Tensor:
+    params = params_of(layout=LONG, **changes)
+    data = client_of(index, params, b"masked").mask(cells, params)
+    message = Message.from_bytes(
+        data[: LONG.full_bytes], LONG, round_index=params.round_index,
+        fingerprint=params.fingerprint,
+    )  # fmt: skip
+    return message.cells.flatten()
+
+
+def test_masked_cells_look_uniform(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even where a client's randomness is set back: masks depend on round, plan and client."""
+    zeros = torch.zeros(LONG.shape, dtype=torch.int64)
+    first, largest = masked_of(zeros), masked_of(zeros + (1 << BITS) - 1)
+    others = [masked_of(zeros, plan="another"), masked_of(zeros, round_index=6)]
+    assert is_uniform(first)
+    assert is_uniform(largest)
+    for other in (*others, masked_of(zeros, index=2)):
+        assert are_uniform_together(first, other)
+    # Controls: no mask, one that is repeated, and one of fewer bits.
+    assert not are_uniform_together(first, largest)
+    expand: Any = vars(module)["expand"]
+    monkeypatch.setattr(module, "expand", lambda key, layout: expand(key, layout) >> 29)
+    assert not is_uniform(masked_of(zeros))
+    monkeypatch.setattr(module, "expand", lambda *_: np.zeros(CELLS, np.uint32))
+    assert not is_uniform(masked_of(zeros))
+
+
+# What neither takes.
+
+
+def test_an_answer_of_anybody_else_is_refused(memory: Path) -> None:
+    params, helper = params_of(), helper_of(memory)
+    messages = messages_of(params)
+    leader, again = leader_of(params, messages), leader_of(params, messages)
+    answer = helper.answer(leader.request(), params)
+    for place in (0, 20, ENVELOPE_BYTES, ENVELOPE_BYTES + 40, len(answer) - 1):
+        changed = bytearray(answer)
+        changed[place] ^= 1
+        with pytest.raises(RefusedError):
+            leader.take(bytes(changed))
+    body = bytearray(answer[ENVELOPE_BYTES:])
+    body[-1] ^= 1  # with a checksum that fits
+    forged = pack_message(MessageKind.SEED_SUM, bytes(body), sender=SERVER, context=params.context)
+    for replayed in (forged, helper.answer(again.request(), params)):  # to another leader's key
+        with pytest.raises(RefusedError, match="the answer is not the helper's"):
+            leader.take(replayed)
+    assert leader.take(answer) == {}
+    with pytest.raises(RefusedError, match="to another request"):
+        leader.take(answer)
+
+
+def test_an_answer_about_other_clients_is_refused(memory: Path) -> None:
+    """A server that leaves clients out behind the helper's back, or its memory, gets no total."""
+    params, helper = params_of(), helper_of(memory)
+    leader = leader_of(params, messages_of(params))
+    answer = helper.answer(leader.request(), params)
+    leader._asked.pop(1)
+    with pytest.raises(RefusedError, match="is not of the clients that were asked for"):
+        leader.take(answer)
+
+
+def test_requests_that_the_helper_refuses(memory: Path) -> None:
+    params, helper = params_of(), helper_of(memory)
+    leader = leader_of(params, messages_of(params))
+    request = leader.request()
+    short = pack_message(MessageKind.SEEDS, b"", sender=SERVER, context=params.context)
+    by_client = pack_message(
+        MessageKind.SEEDS, request[ENVELOPE_BYTES:], sender=1, context=params.context
+    )
+    for data in (short, by_client):
+        with pytest.raises(RefusedError, match="not a request of a leader"):
+            helper.answer(data, params)
+    for data in (request[:-1], request + b"\0", request[:60] + b"\1" + request[61:]):
+        with pytest.raises(RefusedError):
+            helper.answer(data, params)
+    with pytest.raises(RefusedError, match="its context differs"):
+        helper.answer(request, params_of(plan="another"))
+    with pytest.raises(ArgumentError, match="have this helper's key"):
+        helper.answer(request, params_of(helper=bytes(range(32))))
+    with pytest.raises(ArgumentError, match="sign if it knows clients"):
+        helper_of(memory, signed=False).answer(request, params)
+    # In order, and not after a restart that has forgotten the first of two.
+    assert leader.take(helper.answer(request, params)) == {}
+    two = leader_of(params, messages_of(params))
+    two.take(helper.answer(two.request(last=False), params))
+    with pytest.raises(RefusedError, match="request 1 of the round is out of order"):
+        helper_of(memory).answer(two.request(), params)
+
+
+def test_messages_that_the_leader_refuses() -> None:
+    params = params_of()
+    messages = messages_of(params)
+    leader = leader_of(params, messages)
+    with pytest.raises(DuplicateError, match="1 has sent a message in this round before"):
+        leader.collect(client_of(1, params).mask(inputs_of()[1], params))
+    leader = OneShotLeader(params)
+    with pytest.raises(RefusedError, match="2 has sent a message of 1"):
+        leader.collect(messages[1], sent_by=2)
+    with pytest.raises(RefusedError, match="are expected"):
+        leader.collect(messages[1][:-1])
+    changed = bytearray(messages[1])
+    changed[50] ^= 1
+    for data in (bytes(changed), client_of(1, params_of(round_index=6)).mask(
+        inputs_of()[1], params_of(round_index=6)
+    )):  # fmt: skip
+        with pytest.raises(WireError):
+            leader.collect(data)
+    with pytest.raises(RefusedError, match="has sent a message of"):
+        leader.collect(OneShotClient(SERVER, params.helper, identity=identity(1)).mask(
+            inputs_of()[1], params
+        ))  # fmt: skip
+    with pytest.raises(ArgumentError, match="after the answer to the last request"):
+        leader.total()
+    assert leader.collect(messages[1]) == 1
+
+
+def test_arguments() -> None:
+    params, cells = params_of(), inputs_of()[1]
+    client = client_of(1, params)
+    for wrong in (params_of(signed=False), params_of(helper=bytes(range(32)))):
+        with pytest.raises(ArgumentError, match="params must have the helper of this client"):
+            client.mask(cells, wrong)
+    for outside in (-1, 1 << 20, (1 << 32) + 5):
+        with pytest.raises(ArgumentError, match=r"cells must be in \[0, 2\*\*20\)"):
+            client.mask(torch.full(LAYOUT.shape, outside), params)
+    with pytest.raises(ArgumentError, match="run must be 16 to 64 bytes"):
+        params_of(run=b"short")
+    with pytest.raises(ArgumentError, match="helper must be a public key"):
+        params_of(helper=b"short")
+    with pytest.raises(ArgumentError, match="layout must have unsigned cells"):
+        params_of(layout=replace(LAYOUT, cells="signed"))
+    with pytest.raises(RefusedError, match="it has no secret"):
+        OneShotClient(1, bytes(32))
