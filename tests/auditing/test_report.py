@@ -9,16 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from rich.console import Console
 
 from diffsketch.auditing import report
-from diffsketch.auditing.cases import EXPLOITS, INVERSION, cases, select
-from diffsketch.auditing.inversion import ImageRecovery, InversionResult
+from diffsketch.auditing.cases import EXPLOITS, cases, select
 from diffsketch.auditing.releases import PLANTS, RELEASES, own_release
 from diffsketch.auditing.report import run_suite
-from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
 from tests.app.commands import invoke, plain, refused
 
 WORDS = {"epsilon", "delta", "rounds", "basis", "unit", "relation", "trust", "simulated"}
@@ -89,13 +86,9 @@ def test_json(run: tuple[Path, str]) -> None:
 def test_selection() -> None:
     everything, quick = select(), select(is_quick=True)
     assert set(cases()) - set(everything.cases) == {"bare-unknown-10000x2", "bare-unknown-10000x4"}
-    assert everything.inversion
-    assert quick.inversion
     assert set(quick.cases) == {"bare-known", "bare-parity", *EXPLOITS, *RELEASES}
-    chosen = select(names=["inversion", "laplace"], plants=["small-noise", "no-clip"])
-    assert chosen.inversion
+    chosen = select(names=["laplace"], plants=["small-noise", "no-clip"])
     assert list(chosen.cases) == ["laplace", "laplace+small-noise", "laplace+no-clip"]
-    assert not select(names=["bare-known"]).inversion
     assert list(select(plants=["no-draw"]).cases) == [
         "gaussian-sampled", "gaussian-sampled+no-draw",
     ]  # fmt: skip
@@ -123,41 +116,15 @@ def test_own_method(tmp_path: Path) -> None:
     assert "standard deviation" in data["audits"][0]["claim"]
 
 
-def fake_inversion(**arguments: Any) -> InversionResult:
-    scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
-    epsilon = Epsilon(1.0, 1e-5, 1, Basis.PROVEN, scope)
-    images = np.zeros((10 * arguments["per_class"], 784))
-    one = ImageRecovery("sketch with noise", epsilon, epsilon, images, np.zeros(len(images)), 0.1)
-    return InversionResult(images, np.zeros(len(images), dtype=np.int64), images[0], (one,))
-
-
-def test_quick_takes_half_and_progress_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "invert", fake_inversion)
+def test_quick_takes_half_and_progress_is_told() -> None:
     told: list[tuple[float, str]] = []
-    selection = select(names=["bare-parity", INVERSION], is_quick=True)
+    selection = select(names=["bare-parity"], is_quick=True)
     found = run_suite(selection, on_progress=lambda done, what: told.append((done, what)))
     assert found.results[0].trials == 2000
-    assert found.inversion is not None
-    assert len(found.inversion.images) == 10
     shares = [done for done, _ in told]
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
     assert "bare-parity" in {what for _, what in told}
-
-
-@pytest.mark.parametrize("arguments", [[], ["--quick"]], ids=str)
-def test_inversion_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
-) -> None:
-    monkeypatch.setattr(report, "invert", fake_inversion)
-    result = invoke("audit", "--case", INVERSION, "--output", tmp_path, *arguments)
-    assert result.exit_code == 0, result.output
-    assert {path.name for path in tmp_path.iterdir()} == {"audit.json", "inversion.png"}
-    assert (tmp_path / "inversion.png").read_bytes().startswith(b"\x89PNG")
-    assert "(proven; client, replace, local)" in plain(result.output)
-    assert ("images only, these numbers vary" in plain(result.output)) == (arguments != [])
-    (one,) = json.loads((tmp_path / "audit.json").read_text(encoding="utf-8"))["inversion"]
-    assert set(one["guaranteed"]) == WORDS
 
 
 def test_80_columns_are_enough() -> None:
@@ -167,9 +134,8 @@ def test_80_columns_are_enough() -> None:
     simulated = replace(EXPLOITS["low-bits"](), name="simulated", simulated=True)
     selection = replace(selection, cases={**selection.cases, "simulated": lambda: simulated})
     suite = run_suite(selection, trials=100, confidence=0.9)
-    recovery = fake_inversion(per_class=1)
     console = Console(width=80, record=True, file=io.StringIO())
-    console.print(*report.report(replace(suite, inversion=recovery)))
+    console.print(*report.report(suite))
     printed = console.export_text()
     assert "…" not in printed
     assert max(map(len, printed.splitlines())) <= 80
@@ -183,8 +149,7 @@ def test_80_columns_are_enough() -> None:
             assert re.search(rf"{name} +[│|] +[\d.]+ [│|] +{bound.shown(2)}\b", printed)
     assert re.search(r"^reused-noise .* 2 of 2", printed, re.M)
     assert "noise 20% too small" in printed
-    words = "client, replace, distributed", "contradicts", "simulated noise: engines refuse it"
-    for text in (*words, "(proven; client, replace, local)"):
+    for text in ("client, replace, distributed", "contradicts", "simulated noise: engines"):
         assert text in printed, text
 
 
@@ -210,7 +175,7 @@ def test_list_names_every_case_and_writes_nothing(tmp_path: Path) -> None:
     printed = plain(result.output)
     assert result.exit_code == 0
     assert not (tmp_path / "none").exists()
-    for name in [*(name for name in cases() if "+" not in name), *PLANTS, INVERSION]:
+    for name in [*(name for name in cases() if "+" not in name), *PLANTS]:
         assert name in printed
 
 

@@ -3,7 +3,7 @@
 `audit` runs one `Case`: a protocol, two neighbours, an adversary and the claim under test. `cases`
 has ready ones: bare sketches, releases of the registry's methods, exploits of the engines, and the
 planted errors of both. `Release` makes one of any method, and `Case` of anything that sends
-messages. `inversion` shows what a server sees of an image.
+messages.
 """
 
 from diffsketch.auditing.audits import (

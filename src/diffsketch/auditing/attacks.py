@@ -67,6 +67,7 @@ def extreme(one: Numbers, two: Numbers) -> Attack:
     """
 
     def fit(first: Numbers, second: Numbers, _: SketchKey) -> Score:
+        # Standard deviations by the pilots: no formula of the noise is trusted here.
         spread = np.sqrt((first.var(axis=0) + second.var(axis=0)) / 2)
         shift = (one - two) / np.where(spread > 0, spread, np.inf)
         moved = np.abs(shift) > _MOVED * np.abs(shift).max()
@@ -82,6 +83,7 @@ def unknown_others(sketch: CountSketch, coordinate: int) -> Attack:
     """Attack a bare sketch of which all but one coordinate are unknown and Gaussian."""
 
     def fit(first: Numbers, second: Numbers, hashes: SketchKey) -> Score:
+        # Hashes are public and fixed, so the direction is known before any message is seen.
         weights, _ = best_direction(sketch, coordinate, hashes.seed(0))
         # The sign says which of the worlds has the larger value.
         sign = 1.0 if (first.mean(axis=0) - second.mean(axis=0)) @ weights >= 0 else -1.0
@@ -102,8 +104,10 @@ def best_direction(sketch: CountSketch, coordinate: int, seed: HashSeed) -> tupl
     column = matrix[:, coordinate]
     others = np.delete(matrix, coordinate, axis=1)
     gram = others @ others.T
+    # A pseudo-inverse: tables of few coordinates have directions that no other coordinate reaches.
     weights = np.linalg.pinv(gram, rcond=1e-10, hermitian=True) @ column
     bare = column - gram @ weights
+    # Part of the column is outside of what the others reach: it is seen without any noise.
     if np.abs(bare).max() > 1e-6:
         return bare, math.inf
     return weights, math.sqrt(float(column @ weights))
@@ -133,6 +137,7 @@ def row_parity(cols: int) -> Attack:
         return np.asarray(np.rint(messages[:, :cols].sum(axis=1)) % 2)
 
     def fit(first: Numbers, second: Numbers, _: SketchKey) -> Score:
+        # Which world has odd sums depends on the vectors, so the pilots say it.
         odd_is_first = parity(first).mean() >= parity(second).mean()
         return parity if odd_is_first else lambda messages: 1 - parity(messages)
 
@@ -149,6 +154,7 @@ def low_bits(table: Numbers, step: float = 1.0) -> Attack:
 
     def score(messages: Numbers) -> Numbers:
         seen = (messages * step).astype(np.float32)
+        # The noise that it should have been, in float32, and whether adding it gives the message.
         nearest = (seen.astype(np.float64) - single).astype(np.float32)
         reached = single + nearest == seen
         for end in (-np.inf, np.inf):  # rounding may hide the noise that it was by one place
@@ -167,6 +173,7 @@ def _moments(messages: Numbers) -> tuple[Numbers, Numbers]:
 
 def _ridge(covariance: Numbers) -> Numbers:
     """Return the covariance with a little more variance, so that it has an inverse."""
+    # Relative to the mean variance, so that it does not depend on the unit of the messages.
     variance = float(np.trace(covariance)) / len(covariance)
     return np.asarray(covariance + (_RIDGE * variance + 1e-300) * np.eye(len(covariance)))
 
@@ -176,6 +183,7 @@ def _fit_linear(first: Numbers, second: Numbers, _: SketchKey) -> Score:
     if first.shape[1] > _MOST_FEATURES:
         weights = first.mean(axis=0) - second.mean(axis=0)
         variances = (first.var(axis=0) + second.var(axis=0)) / 2
+        # Without covariances: there are more features than pilots to estimate them from.
         weights /= variances + _RIDGE * variances.mean() + 1e-300
     else:
         (one, spread), (two, other) = _moments(first), _moments(second)

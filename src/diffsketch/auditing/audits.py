@@ -29,7 +29,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import partial
@@ -42,6 +41,7 @@ from scipy import special
 from torch import Tensor
 
 from diffsketch.auditing.attacks import DISCRIMINANT, Attack, Numbers, Score
+from diffsketch.compiled import torch_threads
 from diffsketch.errors import ArgumentError, check, check_whole
 from diffsketch.privacy.claim import Claim, Epsilon, MeasuredClaim, NoClaim, Scope
 from diffsketch.privacy.simulated_noise import Noise, NoiseKey
@@ -279,6 +279,7 @@ def clopper_pearson(
     check(0 < failure < 1, "failure", "be in (0, 1)", failure)
     inside = bool(((counts >= 0) & (counts <= trials)).all())
     check(inside, "successes", f"be in 0..{trials}", successes)
+    # One-sided bounds by the beta distribution's quantiles, whose tails are the binomial's.
     misses = trials - counts
     # The formulas do not hold at the ends, where the bounds are 0 and 1.
     low = special.betaincinv(np.maximum(counts, 1), misses + 1, failure)
@@ -295,20 +296,24 @@ def choose_rules(
     keeps away from thresholds that a few lucky trials speak for, and judged on other trials.
     """
     check(len(first) == len(second), "second", f"have {len(first)} scores", len(second))
+    # Thresholds at scores that occurred: between two of them nothing changes.
     ordered = np.sort(np.concatenate([first, second]))
     # Denser towards both ends, where the ratio of probabilities is largest.
     steps = np.geomspace(1, max(2, len(ordered) // 2), _CANDIDATES).astype(np.int64)
     steps = np.unique(steps) - 1
     thresholds = np.unique(np.concatenate([ordered[steps], ordered[len(ordered) - 1 - steps]]))
     failure, bounds = _STRICTER * (1 - confidence) / 2, []
+    # Either world may be the one with the rare event.
     for mirrored in (False, True):
         worlds = (second, first) if mirrored else (first, second)
         hits, errors = (_counts(world, thresholds, mirrored=mirrored) for world in worlds)
+        # The same bounds as of the half that judges, so that what is chosen is what shows there.
         low, _ = clopper_pearson(hits, len(first), failure=failure)
         bounds.append((low, clopper_pearson(errors, len(first), failure=failure)[1]))
     lows, highs = (np.stack(side) for side in zip(*bounds, strict=True))
     chosen = []
     for delta in deltas:
+        # A tiny number instead of what is negative: its logarithm is never chosen.
         ratios = np.log(np.maximum(lows - delta, 1e-300) / highs)
         mirrored, place = np.unravel_index(ratios.argmax(), ratios.shape)
         rule = Rule(float(thresholds[place]), bool(mirrored))
@@ -331,6 +336,7 @@ def judge(rule: Rule, first: Numbers, second: Numbers, *, confidence: float) -> 
     """
     check(0 < confidence < 1, "confidence", "be in (0, 1)", confidence)
     check(len(first) == len(second), "second", f"have {len(first)} scores", len(second))
+    # The half of the failure probability for each of two bounds: together they fail as stated.
     ours, theirs = (second, first) if rule.mirrored else (first, second)
     at = np.array([rule.threshold])
     hits, errors = (int(_counts(each, at, mirrored=rule.mirrored)[0]) for each in (ours, theirs))
@@ -448,17 +454,6 @@ def _nearness(shown: float, stated: float) -> float:
     return 1 + shown - stated if shown > stated else shown / max(stated, 1e-3)
 
 
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """Let PyTorch work in `count` threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def audit(
     case: Case,
     *,
@@ -493,13 +488,16 @@ def audit(
     stream = Stream(seed, case.name)
     hashes = stream.hashes(_PUBLIC)
     levels = case.deltas if delta is None else (delta,)
+    # Composed over the case's rounds, as a user would read them.
     claims = {each: case.claim.epsilon(delta=each, rounds=case.rounds) for each in levels}
     limits = {each: case.limit and case.limit(hashes, each) for each in levels}
+    # Halves of equal size: choosing needs about as many trials as judging.
     half = count // 2
     pilots = min(_MOST_PILOTS, half)
     is_short = case.width <= _SHORT_WIDTH
+    # Batches by the numbers in them, so that memory does not depend on the case.
     size = max(1, (_SHORT_BATCH if is_short else _LONG_BATCH) // case.width)
-    threads, done = partial(_threads, 1 if is_short else torch.get_num_threads()), 0
+    threads, done = partial(torch_threads, 1 if is_short else torch.get_num_threads()), 0
 
     def played(part: str, number: int) -> Iterator[tuple[Numbers, Numbers]]:
         nonlocal done
@@ -519,6 +517,7 @@ def audit(
                 kept.append((score(first), score(second)))
         return [[np.concatenate(world) for world in zip(*kept, strict=True)] for kept in values]
 
+    # Drawn apart from both halves: a score must not know the trials that it is judged by.
     pilot = [np.concatenate(world) for world in zip(*played("pilot", pilots), strict=True)]
     with threads():
         scores = [attack.fit(pilot[0], pilot[1], hashes) for attack in case.attacks]
@@ -526,9 +525,11 @@ def audit(
     for place, (first, second) in enumerate(scored("choose", scores)):
         rules = choose_rules(first, second, deltas=levels, confidence=confidence)
         for level, (rule, shown) in zip(levels, rules, strict=True):
+            # Nearness to what is stated makes bounds at different deltas comparable.
             stated = _stated(claims[level], limits[level])
             options.append((_nearness(shown, stated), place, level, rule))
     _, place, level, rule = max(options, key=lambda option: option[0])
+    # Fresh trials, which neither the score nor the threshold has seen.
     ((first, second),) = scored("judge", [scores[place]])
     outcome = judge(rule, first, second, confidence=confidence)
     attack = case.attacks[place].name

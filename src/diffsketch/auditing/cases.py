@@ -32,6 +32,7 @@ from torch import Tensor
 from diffsketch.auditing import attacks
 from diffsketch.auditing.audits import PURE_DELTA, Adversary, Case, Game, Neighbours, every_trial
 from diffsketch.auditing.releases import KEY, PLANTS, RELEASES, Release, known_numbers, planted
+from diffsketch.auditing.silos import makers
 from diffsketch.ddp.group import GroupMean
 from diffsketch.errors import ArgumentError, nearest
 from diffsketch.methods import Encoded, GaussianMean, SketchGaussian
@@ -45,7 +46,6 @@ from diffsketch.privacy.simulated_noise import FastNoise, Noise, NoiseKey
 from diffsketch.privacy.theorems import theorem1
 from diffsketch.sketch import CountSketch, HashSeed, SketchKey
 
-INVERSION = "inversion"
 ALPHA = 1.645  # in standard deviations of the other coordinates
 _COORDINATE = 3
 _Maker = Callable[[], Case]
@@ -102,6 +102,7 @@ def _bare(
     if spread != 1:
         first, title = (spread * first).round(), f"{title}, whole numbers"
     second = first.clone()
+    # The one coordinate that is under attack; all others are alike.
     first[_COORDINATE], second[_COORDINATE] = one, two
     claim = theorem1(dim, sketch.rows, cols, alpha=ALPHA * spread, sigma=spread)
     protocol = every_trial(lambda inputs, _, seed: sketch.encode(inputs, seed))
@@ -123,6 +124,7 @@ def bare_crowd(unit: Unit) -> Case:
     def send(inputs: Tensor, _: Noise, seed: HashSeed) -> Tensor:
         if of_examples:
             return sketch.encode(inputs.sum(dim=1), seed)
+        # Each client sketches its own vector; only the sum of the tables is seen.
         tables = sketch.encode(inputs.reshape(-1, sketch.dim), seed)
         return tables.reshape(*inputs.shape[:2], sketch.rows, sketch.cols).sum(dim=1)
 
@@ -185,6 +187,7 @@ def _low_bits(*, in_floats: bool) -> Case:
     dim, cells = 400, 154
     method = SketchGaussian(dim, 1, cells, clip=1.0, noise_multiplier=_MULTIPLIER)
     before, seed = GaussianMechanism(NormBound(1.0), _MULTIPLIER), KEY.seed(0)
+    # The column of each coordinate, by its table.
     units = method.sketch.encode(torch.eye(dim), seed)[:, 0]
     vector = torch.zeros(dim)
     for cell in range(cells):  # one coordinate for each cell that has any
@@ -199,6 +202,7 @@ def _low_bits(*, in_floats: bool) -> Case:
 
     table = before.bound.apply(vector, lambda x: method.sketch.encode(x, seed)).flatten()
     step = method.mechanism.quantizer.granularity
+    # What the grid makes of the table: every other value would be an accusation.
     sent = np.rint(table.double().numpy() / step) * step
     attack = attacks.low_bits(table.double().numpy()) if in_floats else attacks.low_bits(sent, step)
     return Case(
@@ -218,6 +222,7 @@ class _Keyed(GaussianMean):
     secret: ClassVar[NoiseKey] = NoiseKey.from_integer(1)
 
     def encode(self, vectors: Tensor, seed: HashSeed, noise: Noise) -> Encoded:  # noqa: ARG002
+        # The round's hashes and a secret: the same round has the same noise, after a rollback too.
         number = int.from_bytes(seed.value) ^ int.from_bytes(self.secret.secret)
         return super().encode(vectors, seed, FastNoise(number))
 
@@ -229,6 +234,7 @@ def _rollback(*, is_keyed: bool) -> Case:
     """
     kind = _Keyed if is_keyed else GaussianMean
     method = kind(dim=4, clip=1.0, noise_multiplier=_MULTIPLIER)
+    # Opposite vectors in the two rounds: noise that repeats cancels in their difference.
     vector = torch.tensor([1.0, 0.0, 0.0, 0.0])
     forth = torch.stack([vector, -vector])
 
@@ -264,6 +270,7 @@ def _own_process_group() -> Iterator[None]:
         return
     place = "GLOO_SOCKET_IFNAME"
     before = os.environ.get(place)
+    # Without a network, gloo would look for an interface by the machine's name.
     os.environ[place] = "lo"
     try:
         store = dist.HashStore()  # type: ignore[attr-defined]
@@ -283,6 +290,7 @@ EXPLOITS: Mapping[str, _Maker] = {
     "low-bits+float-noise": partial(_low_bits, in_floats=True),
     "rollback": partial(_rollback, is_keyed=False),
     "rollback+reused-noise": partial(_rollback, is_keyed=True),
+    **makers(),
 }
 """The attacks, each followed by the release that it broke."""
 
@@ -295,7 +303,6 @@ class Selection:
     """Cases to run, by name, and how thoroughly."""
 
     cases: Mapping[str, _Maker]
-    inversion: bool = False
     is_quick: bool = False
 
 
@@ -322,6 +329,7 @@ def select(
     default, but those of attacks, and half of the trials.
     """
     known = cases()
+    # Every name that stands behind a plus, in the order of the cases.
     errors = dict.fromkeys(name.partition("+")[2] for name in known if "+" in name)
     for error in plants:
         if error not in errors:
@@ -329,10 +337,10 @@ def select(
     if release is not None:
         return Selection(_with_errors(release, plants), is_quick=is_quick)
     for name in names:
-        if name not in known and name != INVERSION:
+        if name not in known:
             raise ArgumentError(
                 f"case must be one that diffsketch audit --list names, got case={name!r}; "
-                f"{nearest(name, [*known, INVERSION], see='that list')}"
+                f"{nearest(name, known, see='that list')}"
             )
     if names or plants:
         chosen = set(names)
@@ -341,11 +349,11 @@ def select(
             if error and error in plants and (not names or twin in names):
                 chosen |= {twin, name}
     elif is_quick:
-        chosen = {"bare-known", "bare-parity", *EXPLOITS, *RELEASES, INVERSION}
+        chosen = {"bare-known", "bare-parity", *EXPLOITS, *RELEASES}
     else:  # vectors of 10,000 numbers take too long to be drawn 10^5 times over
-        chosen = {name for name in known if "10000" not in name} | {INVERSION}
+        chosen = {name for name in known if "10000" not in name}
     kept = {name: make for name, make in known.items() if name in chosen}
-    return Selection(kept, inversion=INVERSION in chosen, is_quick=is_quick)
+    return Selection(kept, is_quick=is_quick)
 
 
 def _with_errors(release: Release, errors: Sequence[str]) -> dict[str, _Maker]:

@@ -16,8 +16,7 @@ from matplotlib.patches import Patch
 
 from diffsketch.auditing.audits import AuditResult, Verdict
 from diffsketch.auditing.cases import EXPLOITS
-from diffsketch.auditing.inversion import SIDE, InversionResult
-from diffsketch.auditing.report import Suite, limits_text, measured_text
+from diffsketch.auditing.report import Suite, measured_text
 from diffsketch.files import replace_files
 
 _COLOURS = {
@@ -28,7 +27,6 @@ _COLOURS = {
 }
 _TICKS = (0, 0.1, 0.4, 1, 2, 4, 8, 16, 32, 64, 128)
 _BESIDE = 2.4  # the axis over the largest value on it, which leaves space for the text there
-_SHOWN = 10  # images in a row
 
 
 def write_results(suite: Suite, directory: Path) -> list[Path]:
@@ -36,12 +34,12 @@ def write_results(suite: Suite, directory: Path) -> list[Path]:
     text = json.dumps(suite.to_json(), indent=2, allow_nan=False)
     contents = {"audit.json": text.encode() + b"\n"}
     if suite.results:
+        # All planted errors would be two hundred lines; those of engines are shown beside what they
+        # broke.
         drawn = [
             each for each in suite.results if not each.case.planted or each.case.name in EXPLOITS
         ]
         contents["audit.png"] = audit_picture(drawn, confidence=suite.confidence)
-    if suite.inversion is not None:
-        contents["inversion.png"] = inversion_picture(suite.inversion)
     replace_files({directory / name: content for name, content in contents.items()})
     return [directory / name for name in contents]
 
@@ -80,6 +78,7 @@ def audit_picture(results: Sequence[AuditResult], *, confidence: float) -> bytes
     # Both 0.2 and 10 are to be seen; a logarithm would have no place for 0.
     axes.set_xscale("function", functions=(lambda x: np.sqrt(np.maximum(x, 0)), np.square))
     stated_too = [float(each) for r in results for each in (r.claimed, r.limit) if each is not None]
+    # Only finite values: an infinite limit has no place on an axis.
     end = _BESIDE * max(1.0, *measured, *(each for each in stated_too if math.isfinite(each)))
     axes.set_xlim(0, end)
     ticks = [tick for tick in _TICKS if tick <= end]
@@ -97,38 +96,6 @@ def audit_picture(results: Sequence[AuditResult], *, confidence: float) -> bytes
         Line2D([], [], color="0.4", marker="D", linestyle="", label="exact, best attack"),
     ]
     figure.legend(handles=handles, fontsize=8, loc="outside lower center", ncols=3)
-    return _png(figure)
-
-
-def inversion_picture(result: InversionResult) -> bytes:
-    """Draw, as a PNG, private images and those recovered from each kind of message."""
-    rows = [("the client's image", "", result.images)]
-    for each in result.recoveries:
-        found = f"similarity {each.similarities.mean():.2f}, labels right {each.labels_right:.0%}"
-        caption = f"{limits_text(each, nothing='nothing proven')}\n{found}"
-        rows.append((each.name, caption, each.images))
-    guess = np.broadcast_to(result.average, result.images.shape)
-    rows.append(("no message", "the average of public images", guess))
-    shown = min(_SHOWN, len(result.images))
-    figure = Figure(figsize=(4.2 + 0.78 * shown, 0.86 * len(rows) + 0.7), dpi=130)
-    figure.suptitle("What a server that knows the hashes sees of one image's gradient", fontsize=12)
-    grid = figure.add_gridspec(
-        len(rows), shown + 1, width_ratios=[4.6, *[1] * shown], wspace=0.06, hspace=0.1,
-        left=0.01, right=0.99, bottom=0.01, top=0.93,
-    )  # fmt: skip
-    for index, (name, caption, images) in enumerate(rows):
-        text = figure.add_subplot(grid[index, 0])
-        text.axis("off")
-        text.text(0, 0.78, name, fontsize=10, fontweight="bold", va="bottom")
-        text.text(0, 0.7, caption, fontsize=7.5, va="top", linespacing=1.3)
-        for column in range(shown):
-            axes = figure.add_subplot(grid[index, column + 1])
-            axes.imshow(images[column].reshape(SIDE, SIDE), cmap="gray", vmin=0, vmax=1)
-            axes.axis("off")
-    return _png(figure)
-
-
-def _png(figure: Figure) -> bytes:
     stream = io.BytesIO()
     FigureCanvasAgg(figure)
     figure.savefig(stream, format="png")

@@ -102,9 +102,9 @@ class Silent(FastNoise):
         """Return the more probable of the two."""
         return (probabilities >= 0.5).to(torch.int64)
 
-    def binomial(self, shape: tuple[int, ...], trials: int, probability: float) -> Tensor:
+    def binomial(self, shape: tuple[int, ...], trials: int) -> Tensor:
         """Return the mean."""
-        return torch.full(shape, round(trials * probability), dtype=torch.int64)
+        return torch.full(shape, trials // 2, dtype=torch.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,14 +141,16 @@ class Release:
         are not proven, it is one round, and one client.
         """
         claim = method.claim_for(cohort, _SEED)
+        # Two rounds of two messages: four of them side by side are what a covariance is fitted to.
         is_short = 4 * math.prod(method.total_format.shape) <= _MOST_FITTED
-        several = 2 if is_short and isinstance(claim, ProvenClaim) else 1
+        several = 2 if is_short and claim.noise_is_proven else 1
         clients = several if claim.scope.trust is Trust.LOCAL else cohort
         return cls(name, method, clients, rate, insiders, several)
 
     @cached_property
     def claim(self) -> Claim:
         """Claim for one round."""
+        # Insiders take their own noise off the sum, so the claim is for what the others add.
         claim = self.method.claim_for(self.cohort_size - self.insiders, _SEED)
         if self.rate is None or not isinstance(claim, ProvenClaim):
             return claim
@@ -162,7 +164,7 @@ class Release:
     @property
     def simulated(self) -> bool:
         """Whether noise comes from a seed: for methods that engines refuse, and for repetition."""
-        refused = isinstance(self.claim, ProvenClaim) and not self.method.exact
+        refused = self.claim.noise_is_proven and not self.method.exact
         return refused or self.error in _REPEATED
 
     @property
@@ -173,6 +175,7 @@ class Release:
         """Make a case of the release."""
         method, worlds = self.method, self.neighbours
         one, two = self.noiseless(worlds)
+        # Known laws first; fits see what no formula expects, and cost a covariance.
         attacks = [self._attack((one, two)), extreme(one, two)]
         attacks += [DISCRIMINANT, QUADRATIC] if len(one) <= _MOST_FITTED else []
         deltas = DELTAS if self.rate is None else DELTAS[-3:]  # composing samples takes long
@@ -181,6 +184,7 @@ class Release:
         title += f" drawn with probability {self.rate:g}" if self.rate is not None else ""
         title += " seen by its other members" if self.insiders else ""
         title += ", simulated noise" if self.simulated else ""
+        # The error `uncounted` is a claim of one round about what two rounds show.
         limit, counted = None, 1 if self.error == "uncounted" else self.rounds
         if type(method) is CpSgd:
             members = self.cohort_size - self.insiders
@@ -199,6 +203,8 @@ class Release:
         """Coordinate that differs: one in different columns of a table's rows, if there is."""
         if not isinstance(self.method, TableMethod):
             return 0
+        # Noise that is the same in all rows cancels between them; what differs must not cancel with
+        # it.
         tables = self.method.sketch.encode(torch.eye(self.method.dim), _SEED, offset=0)
         return int((tables != tables[:, :1]).any(dim=2).any(dim=1).long().argmax())
 
@@ -219,11 +225,14 @@ class Release:
         method, scope = self.method, self.claim.scope
         clip = getattr(method, "clip", None)
         size = BEYOND * clip if isinstance(clip, float | int) else 1.0
+        # The adversary knows them: any numbers do, as long as they are not zero.
         others = known_numbers(self.cohort_size, method.dim)
         if scope.unit is Unit.COORDINATE:
             one, two = others[0].clone(), others[0].clone()
             place = self._place
             one[place], two[place] = size, -size if scope.relation is Relation.REPLACE else 0.0
+            # The other round has the worlds exchanged, so that the two rounds' shifts differ in
+            # sign.
             flipped = two, one
         else:
             others[:, 0] = 0  # whether the others are drawn must not hide it
@@ -234,6 +243,7 @@ class Release:
             one = size * one
             two = -_WITHIN / BEYOND * one if scope.relation is Relation.REPLACE else 0 * one
             flipped = -one, -two
+        # Even rounds and odd ones take turns.
         worlds = []
         for even, odd in zip((one, two), flipped, strict=True):
             rounds = others.repeat(self.rounds, 1, 1)
@@ -261,6 +271,7 @@ class Release:
         self, key: NoiseKey, stages: itertools.count[int], function: _Function, parts: Tensor
     ) -> Tensor:
         """Apply a function with noise to all parts at once, as engines do with a batch."""
+        # Encoding, sampling and publishing are stages with noise of their own.
         stage, batch = next(stages), parts.flatten(0, 2)
         if self.error in _REPEATED:
             rounds, messages, kept = *parts.shape[:2], _REPEATED[self.error]
@@ -275,6 +286,7 @@ class Release:
         if not self.simulated:
             claim = self.method.claim_for(self.cohort_size, _SEED)
             noise = release_noise(self.method, claim, messages=len(batch))
+        # All rounds, clients and trials in one batch: what an engine might share by mistake shows.
         seen = function(batch, noise)
         alter = self.error and PLANTS[self.error].alter
         if alter and seen.dim() > 1:  # not the sample
@@ -334,6 +346,7 @@ class Release:
     @cached_property
     def spread(self) -> Tensor:
         """Standard deviation of the noise that is drawn at once for a cell, by simulation."""
+        # Of zeros: what is seen is noise alone.
         zeros = torch.zeros(_DRAWS, self.method.dim)
         messages = self.method.encode(zeros, _SEED, FastNoise(1)).messages
         return self._centred(self.method.publish(messages, FastNoise(2))).double().std(dim=0)
@@ -371,6 +384,7 @@ def _binomial_limit(method: CpSgd, members: int, rounds: int, _: SketchKey, delt
     theorem is far above it, so that an audit by the theorem alone would miss much.
     """
     mechanism = method.mechanism
+    # The sum of binomials of all members is binomial again.
     draws, doubled = members * mechanism.trials, method.relation is Relation.REPLACE
     shift = math.ceil(min(mechanism.clip, mechanism.limit) / mechanism.step * (1 + doubled) - 1e-6)
     half, far = draws // 2, 4 * math.isqrt(draws)  # eight standard deviations
@@ -380,6 +394,7 @@ def _binomial_limit(method: CpSgd, members: int, rounds: int, _: SketchKey, delt
     first, second = one, two
     for _round in range(rounds - 1):
         first, second = np.outer(first, one).ravel(), np.outer(second, two).ravel()
+    # By bisection: delta falls as epsilon grows. Sixty halvings leave nothing of 100.
     low, high = 0.0, 100.0
     for _step in range(60):
         middle = (low + high) / 2
@@ -450,6 +465,7 @@ _NOISE: Mapping[str, Callable[[Any, float], Any]] = {
 
 def weaker(method: Method, factor: float) -> Method:
     """Return the same method with `factor` times the noise."""
+    # Whichever setting the method's noise follows from; each has one of them.
     names = {field.name for field in fields(method)}
     name = next(name for name in _NOISE if name in names)
     return replace(method, **{name: _NOISE[name](getattr(method, name), factor)})
@@ -459,6 +475,7 @@ def _unclipped(method: Any) -> Method:
     """Return the method with a clip that no input reaches, and its noise as it was."""
     loose: Method = replace(method, clip=BEYOND * method.clip)
     if hasattr(method, "noise_multiplier") or hasattr(method, "per_round"):
+        # The clip is larger and the noise must not be, or nothing would be wrong.
         loose = weaker(loose, 1 / BEYOND)  # noise follows the clip
     return loose
 
@@ -557,7 +574,7 @@ PLANTS: Mapping[str, Plant] = {
 def planted(release: Release, error: str) -> Release | None:
     """Return the release with an error, under the name of both; None where it does not apply."""
     plant = PLANTS[error]
-    if not (isinstance(release.claim, ProvenClaim) and plant.applies(release)):
+    if not (release.claim.noise_is_proven and plant.applies(release)):
         return None
     trials = release.trials if plant.trials is None else plant.trials
     return replace(release, name=f"{release.name}+{error}", error=error, trials=trials)

@@ -1,4 +1,4 @@
-"""Several audits and the gradient inversion in one run, as tables for a terminal."""
+"""Several audits in one run, as tables for a terminal."""
 
 from __future__ import annotations
 
@@ -14,14 +14,9 @@ from diffsketch.auditing.audits import (
     AuditResult,
     Verdict,
     audit,
-    check_settings,
 )
-from diffsketch.auditing.cases import INVERSION, Selection, cases
-from diffsketch.auditing.inversion import ImageRecovery, InversionResult, invert
-from diffsketch.privacy.claim import ProvenClaim
+from diffsketch.auditing.cases import Selection, cases
 
-_INVERSION_COST = 10**8  # as of trials and numbers in them
-_MANY_IMAGES = 100
 _STYLES = {
     Verdict.CONTRADICTED: "bold red",
     Verdict.LESS_NOISE: "bold red",
@@ -36,7 +31,6 @@ class Suite:
     """Results of a run of several audits."""
 
     results: tuple[AuditResult, ...]
-    inversion: InversionResult | None
     confidence: float
     seed: int
 
@@ -44,14 +38,13 @@ class Suite:
     def false_alarm(self) -> float:
         """An upper bound on the probability that any correct mechanism was contradicted."""
         correct = sum(
-            isinstance(result.case.claim, ProvenClaim) and result.case.planted is None
+            result.case.claim.noise_is_proven and result.case.planted is None
             for result in self.results
         )
         return min(1.0, correct * (1 - self.confidence))
 
     def to_json(self) -> dict[str, Any]:
         """Return all of it as plain data."""
-        found = self.inversion and [recovery.to_json() for recovery in self.inversion.recoveries]
         return {
             "seed": self.seed,
             "confidence_of_each_bound": self.confidence,
@@ -59,7 +52,6 @@ class Suite:
             "false_alarm_probability_of_this_run_at_most": self.false_alarm,
             "reading": "Where epsilon is null, nothing limits it.",
             "audits": [result.to_json() for result in self.results],
-            "inversion": found,
         }
 
 
@@ -76,13 +68,14 @@ def run_suite(
 
     `on_progress` is called with the share of the work that is done, and what is being done.
     """
-    check_settings(trials=trials, confidence=confidence, delta=delta, seed=seed)
     chosen = [make() for make in selection.cases.values()]
+    # Quick runs are for a look: the bounds of half of the trials are a little lower.
     fewer = 2 if selection.is_quick else 1
     counts = [case.trials // fewer if trials is None else trials for case in chosen]
     # Roughly as they take time, for progress bars.
+    # A trial costs about as much as a thousand numbers, however few it has.
     costs = [count * (1000 + case.width) for case, count in zip(chosen, counts, strict=True)]
-    total, done = sum(costs) + _INVERSION_COST * selection.inversion, 0
+    total, done = sum(costs), 0
 
     def reporter(cost: int, name: str) -> Callable[[float], None]:
         nonlocal done
@@ -95,13 +88,8 @@ def run_suite(
               on_progress=reporter(cost, case.name))
         for case, count, cost in zip(chosen, counts, costs, strict=True)
     ]  # fmt: skip
-    found = None
-    if selection.inversion:
-        images = 1 if selection.is_quick else 10
-        told = reporter(_INVERSION_COST, INVERSION)
-        found = invert(per_class=images, seed=seed, on_progress=told)
     on_progress(1.0, "done")
-    return Suite(tuple(results), found, confidence, seed)
+    return Suite(tuple(results), confidence, seed)
 
 
 def report(suite: Suite) -> tuple[Table | str, ...]:
@@ -127,15 +115,6 @@ def report(suite: Suite) -> tuple[Table | str, ...]:
         for result in planted
         if result.trials < result.case.trials and not result.is_wrong
     ]
-    if suite.inversion is not None:
-        count = len(suite.inversion.labels)
-        parts.append(_inversion(suite.inversion))
-        parts.append(
-            "Similarity is the correlation of estimate and image, each less the average of public "
-            "images: 0 for whoever learns nothing. Labels by luck: 10%."
-        )
-        if count < _MANY_IMAGES:
-            parts.append(f"With {count} images only, these numbers vary much by chance.")
     return tuple(parts)
 
 
@@ -151,7 +130,6 @@ def listing() -> Table:
             errors = [other.partition("+")[2] for other in cases() if other.startswith(f"{name}+")]
             what = f"{case.title}; {case.game.adversary}; {case.scope.short}"
             table.add_row(name, what, ", ".join(errors))
-    table.add_row(INVERSION, "images from gradients; public hashes; client, replace, local")
     return table
 
 
@@ -200,6 +178,7 @@ def _planted(results: Sequence[AuditResult]) -> Table:
     for heading in ("case", "stated", "measured", "found"):
         table.add_column(heading, justify="left" if heading == "case" else "right", no_wrap=True)
     by_error: dict[str, list[AuditResult]] = {}
+    # The weakest case of an error comes first: it is the one to show.
     for result in sorted(results, key=lambda result: result.excess):
         by_error.setdefault(result.case.name.partition("+")[2], []).append(result)
     for error, ordered in by_error.items():
@@ -214,40 +193,6 @@ def _planted(results: Sequence[AuditResult]) -> Table:
             end_section=True,
         )
     return table
-
-
-def _inversion(result: InversionResult) -> Table:
-    table = _table(
-        f"What a server recovers of {len(result.labels)} images from their gradients",
-        ["message, and what limits it"],
-        ["similarity\nmean", "least", "labels\nright"],
-    )
-    for recovery in result.recoveries:
-        table.add_row(
-            f"[bold]{recovery.name}[/bold]\n{limits_text(recovery, nothing='nothing')}",
-            f"{recovery.similarities.mean():.2f}",
-            f"{recovery.similarities.min():.2f}",
-            f"{recovery.labels_right:.0%}",
-            end_section=True,
-        )
-    return table
-
-
-def limits_text(recovery: ImageRecovery, *, nothing: str) -> str:
-    """Say what limits a recovery: the guarantee of the sender, and what the paper claims."""
-    lines = []
-    for prefix, epsilon, none in (
-        ("", recovery.epsilon, nothing),
-        ("Theorem 1: ", recovery.claimed, "no claim"),
-    ):
-        if epsilon is not None and math.isinf(float(epsilon)):
-            lines.append(f"{prefix}{none}\n({epsilon.scope.short})")
-        elif epsilon is not None:
-            lines.append(
-                f"{prefix}epsilon = {epsilon.shown()}, delta = {epsilon.delta:g}\n"
-                f"({epsilon.terms('short')})"
-            )
-    return "\n".join(lines)
 
 
 def measured_text(result: AuditResult, around: tuple[str, str]) -> str:

@@ -1,0 +1,301 @@
+"""The gradient of each record, for any module that `torch.func` takes.
+
+Linear and convolutional layers have a fast way: one pass over a piece of records gives every
+layer's input and the gradient of its output, and a record's gradient is their product. Models with
+any other trained layer go through `torch.func`. Both write to one buffer, a piece at a time, so
+that memory does not grow with the batch.
+
+*A record's gradient must not depend on other records.* Claims bound what a record adds to a sum;
+if it also changed the last bits of others' gradients, which batched products may do, it would move
+the sum by more. So every piece has the same shape, with rows of zeros where there are no records,
+and `RecordGradients` tries on made-up records whether a row has the same bits at every place and in
+any company. If not, records are taken one at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn.functional import cross_entropy, unfold
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from diffsketch.errors import ArgumentError, MismatchError, check, check_whole
+
+Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+
+_LOG = logging.getLogger("diffsketch.silos")
+_PIECE = 64
+_TOLERANCE = 1e-3  # of the largest coordinate, between both ways to one gradient
+_RECORDS_TRIED = 4
+
+
+class _NoFastWay(Exception):  # noqa: N818 - caught here
+    """A layer was called more than once, or with something that the fast way does not know."""
+
+
+def check_separable(model: nn.Module) -> None:
+    """Raise an `ArgumentError`, with the usual replacement, if a layer mixes records."""
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        if isinstance(module, _BatchNorm):
+            raise ArgumentError(
+                f"model must not mix records, got {kind} at {name!r}, which normalises each by all "
+                "others of its batch: use nn.GroupNorm(min(32, channels), channels), or LayerNorm"
+            )
+        if isinstance(module, _InstanceNorm) and module.track_running_stats:
+            raise ArgumentError(
+                f"model must not mix records, got {kind} at {name!r} with running statistics: give "
+                "track_running_stats=False"
+            )
+
+
+class RecordGradients:
+    """Gradients of the loss of single records, with respect to a module's trained parameters.
+
+    Coordinates are those of `model.parameters()` that require a gradient, in their order.
+
+    Guarantees (`tests/silos/test_gradients.py`): each row is the gradient that autograd computes
+    for that record alone, to rounding; it has the same bits whatever the other records are, also
+    where one of them makes the module fail (its row is NaN, which counts as zeros); the module and
+    its `.grad` stay as they are; memory does not grow with the number of records.
+
+    Args:
+        model: The module, whose parameters at the time of a call are used. Not a DDP wrapper.
+        loss: Loss of scores and labels, a mean over the batch; cross-entropy if None.
+        piece: Records at a time.
+
+    Raises:
+        ArgumentError: A layer mixes records (BatchNorm), or nothing is to be trained.
+    """
+
+    def __init__(self, model: nn.Module, *, loss: Loss | None = None, piece: int = _PIECE) -> None:
+        check(isinstance(model, nn.Module), "model", "be a module", model)
+        check_whole("piece", piece, least=1)
+        check_separable(model)
+        self.model, self.loss, self.piece = model, loss or cross_entropy, piece
+        self._names = [name for name, p in model.named_parameters() if p.requires_grad]
+        check(bool(self._names), "model", "have parameters to train", model)
+        sizes = [dict(model.named_parameters())[name].numel() for name in self._names]
+        self._ends = torch.tensor(sizes).cumsum(0).tolist()
+        self.dim = self._ends[-1]
+        self._starts = dict(zip(self._names, [0, *self._ends], strict=False))
+        self._layers = _fast_layers(model, self._names)
+        self._tried = False
+
+    @property
+    def fast(self) -> bool:
+        """Whether the model has only layers with a fast way."""
+        return self._layers is not None
+
+    def pieces(self, inputs: Tensor, labels: Tensor) -> Iterator[Tensor]:
+        """Compute gradients `(records, dim)`, float32, of as many records at a time as `piece`.
+
+        Each piece is written over the one before it.
+        """
+        if len(inputs) != len(labels):
+            raise MismatchError(f"labels must be {len(inputs)}, one for each input: {len(labels)}")
+        self._try(inputs, labels)
+        buffer = inputs.new_empty((self.piece, self.dim), dtype=torch.float32)
+        for start in range(0, len(inputs), self.piece):
+            stop = min(start + self.piece, len(inputs))
+            # Always of one shape: products of another may round in another way.
+            missing = self.piece - (stop - start)
+            rows = [
+                torch.cat([values[start:stop], values.new_zeros((missing, *values.shape[1:]))])
+                for values in (inputs, labels)
+            ]
+            try:
+                self._compute(rows[0], rows[1], out=buffer)
+            except Exception as error:  # an error that others saw would tell about a record
+                _LOG.warning("records are taken one by one, as their gradients failed: %s", error)
+                self._compute_apart(rows[0], rows[1], buffer)
+            yield buffer[: stop - start]
+
+    def _compute(self, inputs: Tensor, labels: Tensor, *, out: Tensor) -> None:
+        """Write the gradients of a whole piece."""
+        if self._layers is not None:
+            try:
+                self._compute_fast(inputs, labels, self._layers, out)
+            except _NoFastWay:
+                self._layers = None
+        if self._layers is None:
+            self._compute_any(inputs, labels, out)
+
+    def _compute_apart(self, inputs: Tensor, labels: Tensor, out: Tensor) -> None:
+        """Write each record's gradient, computed in a piece of its own; NaN where that fails."""
+        alone = torch.empty_like(out)
+        for row in range(len(inputs)):
+            single = [torch.zeros_like(values) for values in (inputs, labels)]
+            for values, every in zip(single, (inputs, labels), strict=True):
+                values[0] = every[row]
+            try:
+                self._compute(single[0], single[1], out=alone)
+                out[row] = alone[0]
+            except Exception as error:
+                _LOG.warning("a record counts as zeros, as its gradient failed: %s", error)
+                out[row] = torch.nan
+
+    def _compute_any(self, inputs: Tensor, labels: Tensor, out: Tensor) -> None:
+        """Write gradients by `torch.func`."""
+        values = dict(self.model.named_parameters())
+        trained = {name: values[name].detach() for name in self._names}
+        rest = {name: p.detach() for name, p in values.items() if name not in trained}
+        rest |= dict(self.model.named_buffers())
+
+        def loss_of(weights: dict[str, Tensor], record: Tensor, label: Tensor) -> Tensor:
+            scores = functional_call(self.model, {**rest, **weights}, (record[None],))
+            return self.loss(_scores(scores), label[None])
+
+        gradients = vmap(grad(loss_of), in_dims=(None, 0, 0), randomness="different")
+        for name, gradient in gradients(trained, inputs, labels).items():
+            start = self._starts[name]
+            out[:, start : start + trained[name].numel()] = gradient.flatten(1)
+
+    def _compute_fast(
+        self, inputs: Tensor, labels: Tensor, layers: dict[str, nn.Module], out: Tensor
+    ) -> None:
+        """Write gradients as products of the layers' inputs and the gradients of their outputs."""
+        seen: dict[str, tuple[Tensor, Tensor]] = {}
+
+        def keep(name: str) -> Callable[..., None]:
+            def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+                del module
+                if name in seen or len(args) != 1 or len(args[0]) != len(inputs):
+                    raise _NoFastWay
+                seen[name] = args[0].detach(), output
+
+            return hook
+
+        handles = [layer.register_forward_hook(keep(name)) for name, layer in layers.items()]
+        try:
+            with torch.enable_grad():
+                scores = _scores(self.model(inputs))
+                if self.loss is cross_entropy:
+                    total = cross_entropy(scores, labels, reduction="none").sum()
+                else:
+                    total = vmap(lambda s, y: self.loss(s[None], y[None]))(scores, labels).sum()
+                if len(seen) < len(layers):
+                    raise _NoFastWay
+                gradients = torch.autograd.grad(total, [output for _, output in seen.values()])
+        finally:
+            for handle in handles:
+                handle.remove()
+        for (name, (before, _)), gradient in zip(seen.items(), gradients, strict=True):
+            layer = layers[name]
+            prefix = f"{name}." if name else ""
+            if isinstance(layer, nn.Conv2d):
+                padding: Any = layer.padding  # numbers: a layer with a name for it has no fast way
+                before = unfold(before, layer.kernel_size, layer.dilation, padding, layer.stride)
+                gradient = gradient.flatten(2)
+                weight = torch.bmm(gradient, before.transpose(1, 2))
+                bias = gradient.sum(2)
+            else:
+                if gradient.dim() == 2:  # a subclass may flatten and convert its inputs
+                    before = before.flatten(1).to(gradient.dtype)
+                weight, bias = None, gradient
+                if gradient.dim() > 2:
+                    before, gradient = before.flatten(1, -2), gradient.flatten(1, -2)
+                    weight, bias = torch.bmm(gradient.transpose(1, 2), before), gradient.sum(1)
+            start = self._starts.get(f"{prefix}weight")
+            if start is not None:
+                matrix = layer.get_parameter("weight").flatten(1)
+                rows, cols = matrix.shape
+                target = out[:, start : start + rows * cols].view(-1, rows, cols)
+                if weight is None:
+                    torch.mul(gradient[:, :, None], before[:, None, :], out=target)
+                else:
+                    target.copy_(weight.view_as(target))
+            if (start := self._starts.get(f"{prefix}bias")) is not None:
+                out[:, start : start + bias.shape[1]] = bias
+
+    def _try(self, inputs: Tensor, labels: Tensor) -> None:
+        """Once, on made-up records: compare both ways, and a record's bits at all places."""
+        if self._tried or (self.piece == 1 and self._layers is None):
+            return
+        self._tried = True
+        generator = torch.Generator().manual_seed(0)
+
+        def made_up(values: Tensor) -> Tensor:
+            shape = (self.piece, *values.shape[1:])
+            if values.is_floating_point():
+                return torch.randn(shape, generator=generator).to(values)
+            return torch.zeros(shape, dtype=values.dtype, device=values.device)
+
+        mode = self.model.training
+        self.model.eval()  # without dropout, so that rows can be compared
+        try:
+            first, second = made_up(inputs), made_up(labels)
+            gradients = first.new_empty((self.piece, self.dim), dtype=torch.float32)
+            self._compute(first, second, out=gradients)
+            if self._layers is not None:
+                few = min(_RECORDS_TRIED, self.piece)
+                slow = torch.empty_like(gradients[:few])
+                self._compute_any(first[:few], second[:few], slow)
+                gap = (slow - gradients[:few]).abs().max()
+                if not bool(gap <= _TOLERANCE * slow.abs().max()):  # parameters used elsewhere
+                    self._layers = None
+                    self._compute(first, second, out=gradients)
+            moved, company = torch.empty_like(gradients), made_up(inputs)
+            for shift in {1, self.piece // 2, self.piece - 1} & {*range(1, self.piece)}:
+                # Each record at another place, beside the same ones, then beside none but others.
+                self._compute(first.roll(shift, 0), second.roll(shift, 0), out=moved)
+                same = torch.equal(moved, gradients.roll(shift, 0))
+                company[shift], companions = first[0], second.roll(shift, 0)
+                self._compute(company, companions, out=moved)
+                if not (same and torch.equal(moved[shift], gradients[0])):
+                    self.piece = 1
+                    break
+        finally:
+            self.model.train(mode)
+
+
+def _scores(output: Any) -> Tensor:
+    scores: Tensor = output if isinstance(output, Tensor) else output.logits
+    return scores
+
+
+def _fast_layers(model: nn.Module, names: list[str]) -> dict[str, nn.Module] | None:
+    """All layers with trained parameters, if there is a fast way for each of them."""
+    layers: dict[str, nn.Module] = {}
+    for name, module in model.named_modules():
+        if getattr(module, "inplace", False):
+            return None  # the gradient of an output that is written over is another's
+        if not any(parameter.requires_grad for parameter in module.parameters(recurse=False)):
+            continue
+        # What a subclass of Linear computes is compared with `torch.func`, as all else here.
+        plain = isinstance(module, nn.Linear) or (
+            type(module) is nn.Conv2d
+            and module.groups == 1
+            and module.padding_mode == "zeros"
+            and not isinstance(module.padding, str)
+        )
+        if not plain:
+            return None
+        layers[name] = module
+    covered = sum(len(list(module.parameters(recurse=False))) for module in layers.values())
+    return layers if covered >= len(names) else None
+
+
+def opacus_gradients(model: nn.Module) -> Tensor:
+    """Take the gradients `(records, dim)` that Opacus's `GradSampleModule` has left in `model`.
+
+    As `pieces` has them, to be given to `GroupMean.mean` of records; they are removed.
+
+    Raises:
+        ArgumentError: A parameter has none.
+    """
+    rows = []
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        sample = getattr(parameter, "grad_sample", None)
+        check(isinstance(sample, Tensor), "model", f"have a grad_sample at {name!r}", sample)
+        rows.append(sample.flatten(1).float())  # type: ignore[union-attr]
+        parameter.grad_sample = None  # type: ignore[attr-defined]
+    return torch.cat(rows, dim=1)

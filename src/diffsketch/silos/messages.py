@@ -1,0 +1,136 @@
+"""Messages made of records: every record is bounded by itself, then all are summed.
+
+A hospital's patients are hidden by bounding what each of them adds. A silo draws its records in
+secret, encodes the vector of each (its gradient), bounds and rounds each table, adds them up as
+whole numbers, and adds its noise once: `release_records`, the gate for records.
+
+**Sensitivity.** A message is `noise + sum of R_u(x)` over the records' tables `x`. `R_u` scales a
+table to a norm of at most `clip`, divides it by the step and rounds every cell down after adding
+the *dither* `u`, numbers in [0, 1) that are drawn anew for each message, whatever the data are. If
+the sum of the squares of the whole numbers is above `Quantizer.largest`, the table is rounded
+towards zero instead. This is checked on the whole numbers themselves. So for *every* `u`:
+
+* `R_u(x)` depends on `x` alone, and on no other record;
+* its norm is at most `Quantizer.longest`, in steps.
+
+To add or remove a record moves the sum by at most `longest`, given `u`, and `u` has the same law in
+both worlds. The noise of the mechanism hides that; a mixture over `u` is a post-processing.
+
+*Rounding is unbiased.* For one record, `u` makes a cell `floor(x + u)`, whose mean is `x`. Cells of
+one table have independent `u`, so the tail bound of `Quantizer` holds for each record, and one in
+10,000 is rounded towards zero at most. Records of a message share their dither, so that their
+errors may add up: steps are chosen fine enough for that (`ClientNoise`).
+
+*What is secret.* The batch, its size, and whether it is empty: an empty one sends noise. A record
+whose vector is not finite counts as zeros.
+
+Guarantees (`tests/silos/test_messages.py`): no record moves a message by more than is stated, and
+some move it by nearly as much; means are unbiased; what is drawn has the law that the claim says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from diffsketch.errors import ArgumentError, MismatchError
+from diffsketch.methods.base import Method, Tables
+from diffsketch.methods.client_noise import ClientNoise
+from diffsketch.methods.gate import check_release, release_noise
+from diffsketch.privacy.claim import Claim
+from diffsketch.privacy.clipping import Quantizer
+from diffsketch.privacy.simulated_noise import Noise
+from diffsketch.silos.kernels import add_bounded
+from diffsketch.sketch.hashing import HashSeed
+
+
+def record_method(method: Method) -> ClientNoise:
+    """Return the method as one whose messages are of records, or raise an `ArgumentError`."""
+    if not (isinstance(method, ClientNoise) and method.takes_records):
+        raise ArgumentError(
+            'method must have unit="example" or "person", as sketch-gaussian, sketch-skellam, '
+            f"gaussian and skellam may have, got {method}"
+        )
+    return method
+
+
+def draw_records(method: Method, members: int, noise: Noise) -> Tensor:
+    """Draw the records of one message, of a silo that has `members` of them: indices, int64.
+
+    The only way to draw them for which the claim holds: each with the method's `rate`, on its own.
+    """
+    return record_method(method).mechanism.sampler(members).draw(noise)
+
+
+def encode_records(
+    method: Method, pieces: Iterable[Tensor], seed: HashSeed, noise: Noise
+) -> Tensor:
+    """Make the message of the records whose vectors come in `pieces`, with one party's noise.
+
+    Args:
+        method: With `unit="example"` or `"person"`.
+        pieces: Tensors `(records, dim)` of float32 vectors, one for each record that was drawn:
+            several at a time, so that memory stays flat. There may be none. A row must depend on
+            its record alone, to the last bit (`RecordGradients` sees to that).
+        seed: The round's hashes.
+        noise: Draws the dither and the noise. Of a single row, if it has rows.
+    """
+    chosen = record_method(method)
+    mechanism, quantizer = chosen.mechanism, chosen.mechanism.quantizer
+    assert isinstance(quantizer, Quantizer)  # noqa: S101 (for the type checker)
+    cells = quantizer.cells
+    # 53 of the bits, so that the quotient is exact and below 1.
+    dither = (noise.words((1, cells)).numpy().view(np.uint64)[0] >> np.uint64(11)) * 2.0**-53
+    total, scratch = np.zeros(cells, np.int64), np.empty(cells, np.int32)
+    for piece in pieces:
+        if piece.dtype != torch.float32 or piece.dim() != 2 or piece.shape[1] != chosen.dim:
+            raise MismatchError(
+                f"pieces must be float32 (records, {chosen.dim}), got {piece.dtype} "
+                f"{tuple(piece.shape)}"
+            )
+        tables = _tables(chosen, piece.detach(), seed).cpu().contiguous().numpy()
+        add_bounded(
+            tables, quantizer.bound.limit, quantizer.granularity, quantizer.largest, dither, total,
+            scratch,
+        )  # fmt: skip
+    message = mechanism.noised(torch.from_numpy(total)[None], noise)[0]
+    return message.reshape(chosen.message_format.shape)
+
+
+def _tables(method: ClientNoise, piece: Tensor, seed: HashSeed) -> Tensor:
+    """Encode the vectors of records. What is not finite stays so, and undoes no other record."""
+    encoder = method.encoder
+    return encoder.sketch.encode(piece, seed).flatten(1) if isinstance(encoder, Tables) else piece
+
+
+def release_records(
+    pieces: Iterable[Tensor],
+    method: Method,
+    seed: HashSeed,
+    claim: Claim,
+    *,
+    charge: Callable[[], object] | None,
+    noise: Noise | None = None,
+) -> Tensor:
+    """Charge, draw noise, and return the message of a batch of records: the gate for records.
+
+    Draw the batch by `draw_records`, and compute its vectors only as `pieces` are asked for.
+
+    Args:
+        pieces: As for `encode_records`.
+        method: With `unit="example"` or `"person"`.
+        seed: The round's hashes.
+        claim: What is claimed for the message, or for the sum of all members'.
+        charge: Charges the party's account, and raises if it cannot be paid. None where the
+            accounts of a whole cohort were charged before.
+        noise: Simulated noise; else it is exact, from the operating system.
+    """
+    if noise is None:
+        check_release(method, claim)  # first: what may not be sent at all costs nothing
+    if charge is not None:
+        charge()
+    source = release_noise(method, claim) if noise is None else noise
+    return encode_records(method, pieces, seed, source)

@@ -1,0 +1,149 @@
+"""A party's records: batches, persons, and the message that leaves."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from diffsketch.errors import ArgumentError, MismatchError
+from diffsketch.methods import GaussianMean
+from diffsketch.privacy import SecureNoise
+from diffsketch.silos import RecordGradients, Records
+from diffsketch.silos.messages import encode_records
+from diffsketch.silos.records import check_persons
+from diffsketch.sketch import SketchKey
+
+SEED = SketchKey.from_integer(0).seed(0)
+PERSONS = torch.tensor([4, 9, 4, 7, 9, 4, 2, 2, 4, 1])
+
+
+def method_of(dim: int, unit: str = "person", **changes: Any) -> GaussianMean:
+    settings: dict[str, Any] = {
+        "clip": 0.1, "noise_multiplier": 1e-3, "relation": "add-or-remove", "trust": "local",
+        "unit": unit, "rate": 0.5, "records": 3.0,
+    }  # fmt: skip
+    return GaussianMean(dim=dim, **(settings | changes))
+
+
+def parts() -> tuple[RecordGradients, Tensor, Tensor]:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))
+    return RecordGradients(model, piece=4), torch.randn(10, 6), torch.randint(0, 3, (10,))
+
+
+def test_persons_are_drawn_with_all_their_records() -> None:
+    computed, inputs, labels = parts()
+    records, method = Records(inputs, labels, PERSONS), method_of(computed.dim)
+    assert records.members == 5
+    sizes = []
+    for _ in range(200):
+        drawn = records.drawn(method, SecureNoise())
+        people = PERSONS[drawn].tolist()
+        assert sorted(people) == people
+        for person in set(people):
+            assert people.count(person) == int((person == PERSONS).sum())
+        sizes.append(len(set(people)))
+    # Binomial(5, 1/2) over 200 draws: the mean is within 0.5 of 2.5 but with p < 1e-9.
+    assert abs(sum(sizes) / 200 - 2.5) < 0.5
+
+
+@pytest.mark.parametrize("piece", [1, 3, 4, 64])
+def test_a_person_has_one_vector(piece: int) -> None:
+    computed, inputs, labels = parts()
+    rows = torch.cat([p.clone() for p in computed.pieces(inputs, labels)])
+    records = Records(inputs, labels, PERSONS)
+    order = PERSONS.argsort(stable=True)
+    computed = RecordGradients(computed.model, piece=piece)
+    merged = torch.cat(list(records.vectors(computed, order)))
+    wanted = torch.stack(
+        [rows[person == PERSONS].mean(0) for person in sorted(set(PERSONS.tolist()))]
+    )
+    assert torch.allclose(merged, wanted, atol=1e-6)
+    assert list(records.vectors(computed, order[:0])) == []
+
+
+def test_a_person_moves_a_message_by_one_clip() -> None:
+    """And without merging, a person with four records by more."""
+    computed, inputs, labels = parts()
+    method = method_of(computed.dim, rate=1.0)
+    longest = method.mechanism.quantizer.longest
+
+    class Still(SecureNoise):
+        def words(self, shape: tuple[int, ...]) -> Tensor:
+            return torch.zeros(shape, dtype=torch.int64)
+
+        def discrete_gaussian(self, shape: tuple[int, ...], std: float) -> Tensor:  # noqa: ARG002
+            return torch.zeros(shape, dtype=torch.int64)
+
+    def moved(persons: Tensor) -> float:
+        records, kept = Records(inputs, labels, persons), PERSONS != 4
+        rest = Records(inputs[kept], labels[kept], persons[kept])
+        sums = [
+            encode_records(
+                method, part.vectors(computed, part.drawn(method, SecureNoise())), SEED, Still()
+            )
+            for part in (records, rest)
+        ]
+        return float((sums[0] - sums[1]).double().norm()) / longest
+
+    assert 0.9 < moved(PERSONS) <= 1
+    assert moved(torch.arange(10)) > 1.2
+
+
+def test_persons_and_units_go_together() -> None:
+    computed, inputs, labels = parts()
+    with pytest.raises(ArgumentError, match="persons must be given for unit='person'"):
+        Records(inputs, labels).drawn(method_of(computed.dim), SecureNoise())
+    with pytest.raises(ArgumentError, match="got unit=example"):
+        Records(inputs, labels, PERSONS).drawn(method_of(computed.dim, "example"), SecureNoise())
+
+
+def test_persons_in_two_parties_are_refused_with_what_is_true() -> None:
+    _, inputs, labels = parts()
+    first = Records(inputs[:5], labels[:5], PERSONS[:5])
+    second = Records(inputs[5:], labels[5:], PERSONS[5:])
+    with pytest.raises(
+        ArgumentError, match=r"got 4 in 'north' and 'south'.*noise_multiplier times"
+    ):
+        check_persons({"north": first, "south": second})
+    check_persons({"north": first, "south": Records(inputs[6:8], labels[6:8], PERSONS[6:8])})
+
+
+def test_bad_records() -> None:
+    _, inputs, labels = parts()
+    with pytest.raises(MismatchError, match="labels must be 10"):
+        Records(inputs, labels[:9])
+    with pytest.raises(MismatchError, match="persons must be 10"):
+        Records(inputs, labels, PERSONS[:9])
+    with pytest.raises(ArgumentError, match="persons"):
+        Records(inputs, labels, PERSONS.double())
+    with pytest.raises(ArgumentError, match="inputs"):
+        Records(inputs[:0], labels[:0])
+
+
+def test_a_message_is_charged_drawn_and_noised() -> None:
+    computed, inputs, labels = parts()
+    inputs[3] = math.nan  # counts as zeros
+    method, charged = method_of(computed.dim, "example"), []
+    claim = method.claim_for(1, SEED)
+    message = Records(inputs, labels).message(
+        computed, method, SEED, claim, charge=lambda: charged.append(1)
+    )
+    assert charged == [1]
+    assert message.shape == (computed.dim,)
+    means = []
+    for _ in range(400):
+        message = Records(inputs, labels).message(computed, method, SEED, claim, charge=None)
+        means.append(method.decode(message, SEED, count=1))
+    # On average, half of the clipped gradients over the 3 records that are expected.
+    rows = torch.cat([p.clone() for p in computed.pieces(inputs, labels)])
+    rows = rows[torch.arange(10) != 3]
+    clipped = rows * (0.1 / rows.norm(dim=1, keepdim=True)).clamp(max=1)
+    wanted = clipped.sum(0) * 0.5 / 3
+    # Each mean's norm is at most 0.3, so their mean is within 0.02 but with p < 1e-6.
+    assert float((torch.stack(means).mean(0) - wanted).norm()) < 0.02
+    assert float(wanted.norm()) > 0.05
