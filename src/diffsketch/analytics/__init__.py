@@ -1,0 +1,23 @@
+"""Private statistics of people: means, counts, top lists and quantiles.
+
+* `items`: what people hold, and bounds on what each contributes.
+* `release`: one release of a sum, its noise and its answer.
+* `means`, `counts`, `top`, `quantiles`: the four questions.
+"""
+
+from diffsketch.analytics.counts import private_counts
+from diffsketch.analytics.items import Items
+from diffsketch.analytics.means import private_mean
+from diffsketch.analytics.quantiles import private_quantiles
+from diffsketch.analytics.release import Answer, Terms
+from diffsketch.analytics.top import private_top_k
+
+__all__ = [
+    "Answer",
+    "Items",
+    "Terms",
+    "private_counts",
+    "private_mean",
+    "private_quantiles",
+    "private_top_k",
+]

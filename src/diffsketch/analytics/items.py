@@ -1,0 +1,245 @@
+"""Data of people, items (person, key, value) or rows of columns, and bounds on each person.
+
+Nothing here is ever as large as people times keys. Everything that one person adds to a table is
+decided by that person's data, public settings and random numbers of its own: so another person's
+data changes nothing of it, and the bounds below are bounds on what one person can change.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from diffsketch.errors import ArgumentError, MismatchError, check, check_whole
+from diffsketch.methods.gate import sparse_rows
+from diffsketch.sketch.hashing import mix64
+
+Codes: TypeAlias = npt.NDArray[np.int64]
+Floats: TypeAlias = npt.NDArray[np.float64]
+Bounds: TypeAlias = tuple[float, float]
+
+
+def column(values: Any, name: str) -> npt.NDArray[Any]:
+    """Make a one-dimensional array of a column: a list, an array, a pandas or an Arrow column.
+
+    Raises:
+        ArgumentError: It has no values, several dimensions, or a value is missing; the error names
+            the first row without one.
+    """
+    if isinstance(values, torch.Tensor):
+        values = values.detach().cpu().numpy()
+    elif hasattr(values, "to_numpy"):  # pandas, Polars and Arrow
+        values = values.to_numpy()
+    array = np.asarray(values)
+    if array.ndim != 1 or not len(array):
+        raise ArgumentError(f"{name} must be a column of values, got the shape {array.shape}")
+    if array.dtype == object:
+        absent = np.array([value is None or value != value for value in array.tolist()])
+    else:
+        absent = array != array  # NaN, and pandas' NaT
+    if absent.any():
+        raise ArgumentError(f"{name} must have a value in each row, got none in row {_row(absent)}")
+    if array.dtype == object:
+        kinds = {type(value) for value in array.tolist()}
+        if kinds == {str}:
+            return array.astype(np.str_)
+        if not kinds <= {int, float, bool, np.bool_}:
+            found = ", ".join(sorted(kind.__name__ for kind in kinds))
+            raise ArgumentError(f"{name} must be numbers or texts in all rows, got {found}")
+        return np.asarray(array.tolist())
+    return array
+
+
+def numbers(values: Any, name: str) -> Floats:
+    """Make finite float64 numbers of a column; truth values are 0 and 1.
+
+    Raises:
+        ArgumentError: It holds something else; the error names the column and the first such row.
+    """
+    array = column(values, name)
+    if array.dtype.kind not in "biuf":
+        bad = np.array([not _is_number(value) for value in array.tolist()])
+        where = f": row {_row(bad)} has {array.tolist()[_row(bad)]!r}" if bad.any() else ""
+        raise ArgumentError(f"{name} must have numbers, got {array.dtype}{where}")
+    array = array.astype(np.float64)
+    if not np.isfinite(array).all():
+        wrong = _row(~np.isfinite(array))
+        raise ArgumentError(f"{name} must be finite, got {array[wrong]} in row {wrong}")
+    return array
+
+
+def _is_number(text: object) -> bool:
+    try:
+        float(str(text))
+    except ValueError:
+        return False
+    return True
+
+
+def _row(wrong: npt.NDArray[np.bool_]) -> int:
+    return int(np.flatnonzero(wrong)[0])
+
+
+def codes(values: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], Codes]:
+    """Return the distinct values in order, and the place of each row's value among them."""
+    names, places = np.unique(values, return_inverse=True)
+    return names, places.astype(np.int64, copy=False).ravel()
+
+
+@dataclass(frozen=True, eq=False)
+class Items:
+    """Items of people: (person, key, value) columns of one length.
+
+    Attributes:
+        person: Code of each item's person, below `people`.
+        key: Code of each item's key: its place in `names`.
+        value: Number of each item; None where only presence counts.
+        people: Number of people, also of those without an item. It is public.
+        names: The keys, in order.
+    """
+
+    person: Codes
+    key: Codes
+    value: Floats | None
+    people: int
+    names: npt.NDArray[Any]
+
+    @classmethod
+    def of(cls, people: Any, keys: Any = None, values: Any = None) -> Items:
+        """Read items from columns, or from a sparse matrix with a row a person.
+
+        Args:
+            people: The person of each row: ids of any kind. Or a SciPy or torch sparse matrix
+                `(people, keys)`; or a number, where each row is a person of its own.
+            keys: The key of each row; whole numbers or texts.
+            values: The number of each row; None where only presence counts.
+
+        Raises:
+            ArgumentError: Columns have different lengths, a value is missing or of a wrong kind.
+        """
+        if isinstance(people, Items):
+            return people
+        if keys is None:
+            matrix = sparse_rows(people)
+            if matrix is None:
+                kind = type(people).__name__
+                raise ArgumentError(f"keys must be given where people is no sparse matrix: {kind}")
+            matrix = matrix.tocoo()
+            present = matrix.data != 0  # a stored zero is no item
+            row, key = (side[present].astype(np.int64) for side in (matrix.row, matrix.col))
+            value = numbers(matrix.data, "people")[present] if present.any() else np.zeros(0)
+            return cls(row, key, value, matrix.shape[0], np.arange(matrix.shape[1]))
+        names, key = codes(column(keys, "keys"))
+        if people is None:
+            person, count = np.arange(len(key)), len(key)
+        else:
+            found, person = codes(column(people, "people"))
+            count = len(found)
+        value = None if values is None else numbers(values, "values")
+        for name, other in (("people", person), ("values", value)):
+            if other is not None and len(other) != len(key):
+                raise MismatchError(
+                    f"{name} must have as many rows as keys, {len(key)}, got {len(other)}"
+                )
+        return cls(person, key, value, count, names)
+
+    def bounded(self, most: int, bounds: Bounds | None = None) -> Items:
+        """Bound what each person contributes: `most` keys, and values within `bounds`.
+
+        Rows of a person with the same key are one item, of the sum of their values. Of a person
+        with more keys, `most` are drawn at random, so that no key is favoured.
+        """
+        check_whole("keys_per_person", most, least=1)
+        width = max(1, len(self.names))
+        check(self.people <= 2**63 // width - 1, "people", "times keys be below 2**63", self.people)
+        pairs, places = np.unique(self.person * width + self.key, return_inverse=True)
+        person, key = pairs // width, pairs % width
+        value = None
+        if bounds is not None:
+            held = np.ones(len(self.key)) if self.value is None else self.value
+            value = np.clip(np.bincount(places.ravel(), held, minlength=len(pairs)), *bounds)
+        # Pairs are in the order of people. Within a person a random order decides what is dropped:
+        # by a keyed hash, not a stream of random numbers, so that what a person has changes no
+        # draw of anybody else's.
+        salt = np.frombuffer(secrets.token_bytes(16), np.uint64)
+        order = np.lexsort((mix64(pairs.astype(np.uint64), *salt), person))
+        rank = np.arange(len(pairs)) - np.searchsorted(person, person)
+        kept = np.sort(order[rank < most])
+        return Items(
+            person[kept], key[kept], None if value is None else value[kept], self.people, self.names
+        )
+
+    def asked(self, keys: Any) -> Items:
+        """Keep only items with these keys, which become the names, in their order."""
+        wanted = column(keys, "asked")
+        if len(set(wanted.tolist())) != len(wanted):
+            raise ArgumentError("asked must name each key once")
+        place = {name: i for i, name in enumerate(wanted.tolist())}
+        new = np.array([place.get(name, -1) for name in self.names.tolist()], np.int64)
+        key = new[self.key]
+        here = key >= 0
+        value = None if self.value is None else self.value[here]
+        return Items(self.person[here], key[here], value, self.people, wanted)
+
+
+def check_bounds(bounds: Any, name: str = "bounds") -> Bounds:
+    """Return a lower and an upper bound, finite and in this order; or raise."""
+    try:
+        low, high = (float(value) for value in bounds)
+    except (TypeError, ValueError):
+        raise ArgumentError(f"{name} must be two numbers, low and high, got {bounds!r}") from None
+    if not (np.isfinite(low) and np.isfinite(high) and low < high):
+        raise ArgumentError(f"{name} must be finite, and low < high, got {low:g}:{high:g}")
+    return low, high
+
+
+def columns_of(data: Any) -> dict[str, Any]:
+    """Columns by name: of a mapping, a data frame, an Arrow table, or an array `(people, columns)`.
+
+    Columns of an array are named by their numbers.
+    """
+    if isinstance(data, Mapping):
+        return {str(name): values for name, values in data.items()}
+    names = getattr(data, "column_names", None) or getattr(data, "columns", None)
+    if names is not None:
+        return {str(name): data[name] for name in names}
+    if isinstance(data, torch.Tensor):
+        data = data.detach().cpu().numpy()
+    array = np.asarray(data)
+    if array.ndim == 1:
+        array = array[:, None]
+    if array.ndim != 2 or not array.size:
+        raise ArgumentError(f"data must be columns of numbers, got the shape {array.shape}")
+    return {str(place): array[:, place] for place in range(array.shape[1])}
+
+
+def bounds_of(bounds: Any, names: Sequence[str]) -> list[Bounds]:
+    """Bounds of each column, by name or in the order of the columns; or one pair for all."""
+    if isinstance(bounds, Mapping):
+        unknown = [str(name) for name in bounds if str(name) not in names]
+        missing = [name for name in names if name not in {str(other) for other in bounds}]
+        if unknown or missing:
+            wrong = f"unknown: {unknown}" if unknown else f"missing: {missing}"
+            raise ArgumentError(f"bounds must name each column once, {wrong}; got {list(bounds)}")
+        by_name = {str(name): pair for name, pair in bounds.items()}
+        return [check_bounds(by_name[name], f"bounds of {name}") for name in names]
+    is_pair = len(bounds) == 2 and not any(np.ndim(end) for end in bounds)
+    pairs = [bounds] * len(names) if is_pair else list(bounds)
+    if len(pairs) != len(names):
+        raise ArgumentError(f"bounds must be a pair for each of {len(names)} columns: {bounds!r}")
+    return [check_bounds(p, f"bounds of {name}") for p, name in zip(pairs, names, strict=True)]
+
+
+def person_means(values: Floats, person: Codes | None, people: int) -> Floats:
+    """Mean of each person's rows `(rows, columns)`: one row a person, whatever it had."""
+    if person is None:
+        return values
+    counts = np.bincount(person, minlength=people)
+    sums = [np.bincount(person, values[:, j], minlength=people) for j in range(values.shape[1])]
+    return np.stack(sums, axis=1) / counts[:, None]

@@ -1,0 +1,117 @@
+"""What people hold becomes items; bounds hold for each person, whatever it has."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.sparse import coo_array, csr_matrix
+
+from diffsketch.analytics.items import Items, bounds_of, column, columns_of, numbers, person_means
+from diffsketch.errors import ArgumentError, MismatchError
+from tests.helpers.refusals import refused
+
+
+class Frame:
+    """As a data frame: columns by name."""
+
+    columns = ("age", "income")
+
+    def __getitem__(self, name: str) -> Any:
+        return np.arange(3) if name == "age" else [1.5, 2.5, 3.5]
+
+
+def test_columns_of_whatever_has_columns() -> None:
+    for data in (Frame(), {"age": [0, 1, 2], "income": (1.5, 2.5, 3.5)}):
+        assert list(columns_of(data)) == ["age", "income"]
+        assert numbers(columns_of(data)["income"], "income").tolist() == [1.5, 2.5, 3.5]
+    assert list(columns_of(np.zeros((4, 2)))) == ["0", "1"]
+    assert list(columns_of(torch.zeros(4))) == ["0"]
+    refused(ArgumentError, "shape", columns_of, np.zeros((2, 2, 2)))
+
+
+def test_truth_values_are_numbers() -> None:
+    assert numbers([True, False], "paid").tolist() == [1.0, 0.0]
+    assert numbers(torch.tensor([True]), "paid").tolist() == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (["1", "x", "2"], "age must have numbers.*row 1 has 'x'"),
+        ([1.0, math.nan], "age must have a value in each row, got none in row 1"),
+        ([1.0, None, 2.0], "none in row 1"),
+        ([1.0, math.inf], "age must be finite"),
+        ([], "age must be a column"),
+        ([[1.0]], "shape"),
+        ([1, "a"], "age must"),
+        ([object()], "numbers or texts"),
+    ],
+)
+def test_errors_name_column_and_row(bad: Any, words: str) -> None:
+    refused(ArgumentError, words, numbers, bad, "age")
+
+
+def test_items_of_a_sparse_matrix_and_of_columns_are_the_same() -> None:
+    dense = np.array([[0, 2.0, 0], [1, 0, 3], [0, 0, 0]])
+    for matrix in (csr_matrix(dense), coo_array(dense), torch.tensor(dense).to_sparse()):
+        items = Items.of(matrix)
+        assert (items.people, len(items.names)) == (3, 3)  # the person with nothing counts
+        assert items.value is not None
+        listed = zip(items.person.tolist(), items.key.tolist(), items.value, strict=True)
+        assert sorted(listed) == [(0, 1, 2.0), (1, 0, 1.0), (1, 2, 3.0)]
+    stored = csr_matrix((np.array([0.0, 1.0]), np.array([0, 1]), np.array([0, 2])), shape=(1, 2))
+    assert Items.of(stored).key.tolist() == [1]  # a stored zero is no item
+    columns = Items.of(["b", "a", "a"], ["y", "x", "y"], [1, 2, 3])
+    assert columns.names.tolist() == ["x", "y"]
+    assert columns.person.tolist() == [1, 0, 0]
+    refused(MismatchError, "as many rows", Items.of, ["a"], ["x", "y"])
+    refused(ArgumentError, "keys must be given", Items.of, ["a", "b"])
+    refused(ArgumentError, "none in row 1", Items.of, ["a", None], ["x", "y"])
+
+
+def test_bounds_hold_for_every_person() -> None:
+    rng = np.random.default_rng(1)
+    person, key = rng.integers(50, size=2000), rng.integers(30, size=2000)
+    items = Items.of(person, key, rng.normal(0, 5, 2000)).bounded(4, (-2.0, 3.0))
+    assert np.bincount(items.person).max() == 4
+    pairs = set(zip(items.person.tolist(), items.key.tolist(), strict=True))
+    assert len(pairs) == len(items.person)  # rows of a person with one key are one item
+    assert items.value is not None
+    assert items.value.min() == -2.0
+    assert items.value.max() == 3.0
+
+
+def test_values_of_a_person_and_key_add_up_before_they_are_clipped() -> None:
+    items = Items.of(["a", "a", "b"], ["x", "x", "x"], [4.0, 5.0, 1.0]).bounded(1, (0.0, 6.0))
+    assert items.value is not None
+    assert items.value.tolist() == [6.0, 1.0]
+
+
+def test_no_key_is_favoured() -> None:
+    """Of 10 keys one is kept, each equally often: 10,000 people, 5 standard deviations, 1e-5."""
+    people = np.repeat(np.arange(10_000), 10)
+    kept = Items.of(people, np.tile(np.arange(10), 10_000)).bounded(1)
+    counts = np.bincount(kept.key, minlength=10)
+    assert counts.sum() == 10_000
+    assert np.abs(counts - 1000).max() < 5 * math.sqrt(900)
+
+
+def test_bounds() -> None:
+    assert bounds_of((0, 1), ["a", "b"]) == [(0, 1), (0, 1)]
+    assert bounds_of({"b": (0, 2), "a": (0, 1)}, ["a", "b"]) == [(0, 1), (0, 2)]
+    refused(ArgumentError, "bounds of b must be finite, and low < high, got 2:0", bounds_of,
+            [(0, 1), (2, 0)], ["a", "b"])  # fmt: skip
+    refused(ArgumentError, "unknown: .'c'", bounds_of, {"a": (0, 1), "c": (0, 1)}, ["a"])
+    refused(ArgumentError, "missing: .'b'", bounds_of, {"a": (0, 1)}, ["a", "b"])
+    refused(ArgumentError, "two numbers", bounds_of, [(0, 1), 5], ["a", "b"])
+    refused(ArgumentError, "pair for each of 3", bounds_of, [(0, 1), (0, 1)], ["a", "b", "c"])
+
+
+def test_a_person_counts_once() -> None:
+    values = np.array([[1.0], [3.0], [10.0]])
+    assert person_means(values, np.array([0, 0, 1]), 2).tolist() == [[2.0], [10.0]]
+    assert column(["a", "b"], "x").dtype.kind == "U"
