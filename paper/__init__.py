@@ -6,8 +6,9 @@
 page, the Markdown and `results.json`; `reproduce` does what the command `python -m paper` asks for.
 
 `repaired` has the paper's appended noise with a proof, and with it the method `diffsketch-proven`,
-`rotated` has cpSGD with its rotation; `python -m paper.run` is `diffsketch run` with both. `bounds`
-has Lemma 1 and Theorem 2.
+`rotated` has cpSGD with its rotation, `readings` what the paper may also mean by alpha and by "a
+small amount of noise"; `python -m paper.run` is `diffsketch run` with all of them. `bounds` has
+Lemma 1 and Theorem 2.
 
 Of other papers: `projections` (the Sketched Gaussian Mechanism, Gaussian mixing) with its audits in
 `projection_cases`, and `projunit`. What only audits here need: `batches` and `secret_hashes`.
@@ -15,8 +16,14 @@ Of other papers: `projections` (the Sketched Gaussian Mechanism, Gaussian mixing
 
 from diffsketch.app.settings import allow_method
 
-METHODS = ("diffsketch-proven", "cpsgd-rotated")
-"""Methods of this package that runs may have: `repaired` and `rotated` register them."""
+METHODS = {
+    "diffsketch-proven": "diffsketch", "cpsgd-rotated": "cpsgd", "diffsketch-reading": "diffsketch",
+    "sketch-laplace-signed": "sketch-laplace",
+}  # fmt: skip
+"""Methods of this package that runs may have, each with the library's that it is a form of.
+
+`repaired`, `rotated` and `readings` register them.
+"""
 
 for _name in METHODS:
     allow_method(_name)

@@ -30,7 +30,6 @@ from diffsketch.auditing import Case, Game, Neighbours, audit, every_trial
 from diffsketch.auditing.attacks import Attack, Numbers, weighted
 from diffsketch.auditing.audits import PURE_DELTA
 from diffsketch.auditing.cases import ALPHA, bare_secret, bare_unknown
-from diffsketch.auditing.inversion import invert
 from diffsketch.auditing.releases import KEY, Silent, likelihood_ratio
 from diffsketch.errors import ArgumentError, check
 from diffsketch.methods import Method, build_method
@@ -42,7 +41,7 @@ from diffsketch.privacy.mechanisms.padding import gram
 from diffsketch.privacy.simulated_noise import Noise
 from diffsketch.privacy.theorems import estimate_alpha, estimates, theorem1
 from diffsketch.sketch import CountSketch, HashSeed, SketchKey
-from paper.batches import invert_batches
+from paper.inversion import invert, invert_batches
 from paper.measurements import (
     Found,
     Given,

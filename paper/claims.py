@@ -280,13 +280,15 @@ def _panels_text(facts: Facts, name: str, other: str, column: str) -> str:
     """DiffSketch against another line in each panel: as it is, at its best, or proven."""
     parts = []
     for panel in panels_in(facts, name, OURS, other):
-        if column == "letter" and OURS not in panel.lines:
+        letter = panel.find(OURS)
+        if column == "letter" and letter is None:
             continue  # no panel of the paper's
         best = panel.best(OURS, other) or (OURS, other)
         if column == "proven":
             text = _proven_text(panel, best[0])
         else:
-            compared = panel.compared(*(best if column == "best" else (OURS, other)))
+            pair = best if column == "best" else (str(letter), panel.named(other))
+            compared = panel.compared(*pair)
             text = re.sub(r" ± [\d.]+", "", "{ours} against {other}".format(**compared))
         parts.append(f"{panel.name}: {text}")
     return ";\n".join(parts)
@@ -298,7 +300,7 @@ def _proven_text(panel: Panel, ours: str) -> str:
     found = [
         (line.accuracy or 0.0, name)
         for name, line in panel.lines.items()
-        if ", proven" in name and (line.number("compression") or 0.0) >= least
+        if line.proven and (line.number("compression") or 0.0) >= least
     ]
     if not found:
         return "not run"

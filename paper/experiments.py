@@ -10,8 +10,11 @@ Keys of a file; all but those marked are required:
 * `[common]` (optional): settings of `diffsketch run` for every `[[run]]`. As in the files of
   `diffsketch compare`, settings of methods (such as `rows`) go to the methods that have them.
 * `[[run]]` (any number): `name` for the legend, `panels` (the plots that it is drawn in; a list of
-  one at least), `group` ("paper" if not given, "proven" or "ablation"), and any settings of
-  `diffsketch run` but the seed. A name is used once in each panel.
+  one at least), `group` ("paper" if not given, "proven" or "ablation"), `reading` (in which way the
+  method was run, if not as the others of its name), and any settings of `diffsketch run` but the
+  seed. A name is used once in each panel. Rules find a line by its method and reading.
+* `[panel."NAME"]` (optional): what a panel is about, as `PanelFields` has it: rules and drawings
+  read it there, and nothing from the panel's name.
 * `[[measure]]` (any number): `name`, used once; `kind`, one of `MEASUREMENTS`; `seeds` (the file's
   if not given); `settings` (a table, empty if not given), which the measurement checks itself.
 * `[options]` (optional): for the drawing.
@@ -50,6 +53,7 @@ from rich.table import Table
 from diffsketch.app.settings import Value, checked_table, read_toml, with_task_defaults
 from diffsketch.errors import ArgumentError, DataError, DiffSketchError, nearest
 from diffsketch.training.defaults import TASK_DEFAULTS
+from paper import METHODS
 
 FORMAT = "diffsketch reproduction 1"
 SETTINGS = Path(__file__).parent / "settings"
@@ -148,6 +152,26 @@ class Variant:
     settings: _Settings  # of `diffsketch run`, without the seed
     group: Literal["paper", "proven", "ablation"] = "paper"
 
+    reading: str = ""  # such as "without padding"
+
+    @property
+    def method(self) -> str:
+        """The library's method that it is, or a form of."""
+        method = str(self.settings.get("method", "diffsketch"))
+        return METHODS.get(method, method)
+
+
+@dataclass(frozen=True, config=_STRICT)
+class PanelFields:
+    """Fields of a panel; what does not apply is left out."""
+
+    ratio: float | None = None  # the paper's compression
+    epsilon: float | None = None  # the paper's, of a round
+    choice: str = ""  # what the paper leaves open
+    task: str = ""  # its title
+    kind: str = ""  # of the messages
+    few_bits: bool = False
+
 
 @dataclass(frozen=True, config=_STRICT)
 class Measurement:
@@ -183,6 +207,7 @@ class Experiment:
     seeds: _Count = 5
     variants: tuple[Variant, ...] = Field(default=(), validation_alias="run")
     measurements: tuple[Measurement, ...] = Field(default=(), validation_alias="measure")
+    panels: Mapping[str, PanelFields] = Field(default_factory=dict, validation_alias="panel")
     options: _Settings = Field(default_factory=dict)
     common: _Settings = Field(default_factory=dict)
     quick: Quick = Field(default_factory=Quick)
@@ -252,7 +277,7 @@ def _read(path: Path) -> Experiment:
     """The file, with all values of their types."""
     table = read_toml(path)
     if isinstance(runs := table.get("run"), list) and all(isinstance(one, dict) for one in runs):
-        own = ("name", "panels", "group")
+        own = ("name", "panels", "group", "reading")
         table["run"] = [
             {key: value for key, value in one.items() if key in own}
             | {"settings": {key: value for key, value in one.items() if key not in own}}
@@ -261,10 +286,11 @@ def _read(path: Path) -> Experiment:
     for key in ("name", "reduced"):
         if key in table:
             raise DataError(f"{path}: unknown key {key!r}, got {key}={table[key]!r}")
-    levels = {"deviation": Deviation, "measure": Measurement, "quick": Quick}
+    levels: dict[str, type] = {"deviation": Deviation, "measure": Measurement,
+                               "quick": Quick, "panel": PanelFields}  # fmt: skip
     keys = {level: [one.name for one in dataclasses.fields(kind)] for level, kind in levels.items()}
     keys[""] = ["title", "place", "says", "drawing", "paper", "deviation", "seeds", "run",
-                "measure", "options", "common", "quick"]  # fmt: skip
+                "measure", "panel", "options", "common", "quick"]  # fmt: skip
     try:
         return TypeAdapter(Experiment).validate_python({**table, "name": path.stem})
     except ValidationError as error:
@@ -318,6 +344,9 @@ def _checked(found: Experiment, path: Path) -> Experiment:
     for name, count in Counter(one.name for one in measurements).items():
         require(count == 1, f"[[measure]]: name must differ, got {name=!r} twice")
     every = {panel: None for one in variants for panel in one.panels}
+    for panel in found.panels:
+        text = f"[panel]: must be a panel of a [[run]], got {panel!r}; {nearest(panel, every)}"
+        require(panel in every, text)
     for panel in quick.panels:
         text = f"[quick]: panels must be those of a [[run]], got {panel!r}; {nearest(panel, every)}"
         require(panel in every, text)
@@ -368,8 +397,9 @@ def _less(full: Experiment) -> Experiment:
 
 def _complete(experiment: Experiment, path: Path) -> list[Variant]:
     """The variants with the common settings, and with what the task and the method have."""
+    import paper.readings
     import paper.repaired
-    import paper.rotated  # noqa: F401 - both register methods; PyTorch comes with them
+    import paper.rotated  # noqa: F401 - all register methods; PyTorch comes with them
     from diffsketch.app.build import settings_of_methods
     from diffsketch.app.compare import config_of, contenders_of
 
@@ -401,6 +431,7 @@ _DEVICE = {"mnist": 0.04, "mnist-devices": 0.04, "shakespeare": 400.0}  # millis
 _EVALUATION = {"mnist": 10.0, "mnist-devices": 10.0, "shakespeare": 750.0}
 _MESSAGES = {
     "sketch": 0.02, "diffsketch": 0.1, "diffsketch-proven": 0.1, "laplace": 0.17,
+    "diffsketch-reading": 0.1, "sketch-laplace-signed": 0.07,
     "sketch-laplace": 0.07, "cpsgd": 0.5, "cpsgd-rotated": 0.5, "sketch-gaussian": 0.08,
     "sketch-skellam": 0.15, "skellam": 0.7, "gaussian": 0.7,
 }  # fmt: skip  # milliseconds

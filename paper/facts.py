@@ -2,22 +2,24 @@
 
 An experiment gives its facts as numbers by name. Of a training figure the names are
 `WHAT/PANEL/LINE`, such as `accuracy/50x, epsilon 1/DiffSketch`; `panels_in` reads them as panels
-and lines, and `Gap` is the difference of two lines.
+and lines, and `Gap` is the difference of two lines. Panels and lines have their names from the
+settings, and mean nothing by them: a panel's epsilon and compression are facts (`panel-epsilon`,
+`panel-ratio`), as are a line's `method`, `reading` and `group`.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from diffsketch.errors import DiffSketchError
 from diffsketch.privacy.claim import Basis, Scope, rounded_down, rounded_up
-from paper.figures import COORDINATE, Fact, is_reading
+from paper.figures import COORDINATE, Fact
 
-OURS, UNCOMPRESSED = "DiffSketch", "uncompressed"
+OURS, UNCOMPRESSED = "diffsketch", "none"
+"""Methods, as `diffsketch run` names them."""
 _SAME_TASK = {"choices": "mnist"}  # an experiment with further readings of another's panels
 _CHANCE = 0.05  # of a lead that is none to be taken for one, among all readings tried
 
@@ -172,9 +174,23 @@ class Gap:
 
 @dataclass(frozen=True)
 class LineFacts:
-    """The facts of a variant in a panel: `spread`, `noised`, `bytes-to`, ..."""
+    """The facts of a variant in a panel: `method`, `spread`, `noised`, `bytes-to`, ..."""
 
     facts: Mapping[str, Fact]
+
+    @property
+    def proven(self) -> bool:
+        """Whether it is no method of the paper, but one with a proof beside it."""
+        return self.facts.get("group") == "proven"
+
+    @property
+    def reading(self) -> str:
+        """In which way the method was run, such as "without padding"; empty for the usual one."""
+        return str(self.facts.get("reading", ""))
+
+    def reads(self, method: str) -> bool:
+        """Whether it is a reading of a method of the paper."""
+        return self.facts.get("method") == method and not self.proven
 
     def number(self, what: str) -> float | None:
         """A fact, None if there is no number."""
@@ -198,22 +214,37 @@ class Panel:
     """A plot of a training figure."""
 
     experiment: str  # the figure
-    name: str  # as the settings have it, such as "50x, epsilon 0.1"
+    name: str  # as the settings have it
+    fields: Mapping[str, Fact]  # those of `PanelFields`
     lines: Mapping[str, LineFacts]  # by variant
     gaps: Mapping[str, Gap]  # differences between two of them, seed by seed, by `<ours> - <other>`
     seeds: int  # how many
 
     @property
     def epsilon(self) -> float | None:
-        """The epsilon in its name."""
-        match = re.search(r"epsilon (\d+(?:\.\d+)?)", self.name)
-        return None if match is None else float(match[1])
+        """The epsilon that it is about, as the paper counts it."""
+        return self._number("epsilon")
 
     @property
     def ratio(self) -> float | None:
-        """The compression in its name."""
-        match = re.search(r"(\d+(?:\.\d+)?)x\b", self.name)
-        return None if match is None else float(match[1])
+        """The compression that it is about, as the paper counts it."""
+        return self._number("ratio")
+
+    def _number(self, name: str) -> float | None:
+        value = self.fields.get(name)
+        return None if value is None else float(value)
+
+    def find(self, method: str, reading: str = "") -> str | None:
+        """The name of the line of a method; None if it has none."""
+        lines = self.lines.items()
+        return next((n for n, o in lines if o.reads(method) and o.reading == reading), None)
+
+    def named(self, method: str) -> str:
+        """The name of the line of a method, which is there."""
+        name = self.find(method)
+        if name is None:
+            raise MissingFactError(self.experiment, f"method/{self.name}/{method}")
+        return name
 
     def gap(self, ours: str, other: str) -> Gap | None:
         """The lead of `ours`; None unless the panel has both and both finished."""
@@ -233,21 +264,20 @@ class Panel:
         return gap.above(least, tried=tried)
 
     def readings(self, ours: str, other: str) -> list[tuple[str, str]]:
-        """Each reading of `ours` with the line to compare it with.
+        """Each line of the method `ours` with the line of `other` to compare it with.
 
         That is the same reading of `other` where it was run, and else `other` itself; without
         compression, the reading that does best, whatever serves the sketch.
         """
-        pairs = []
-        for name in self.lines:
-            if is_reading(name, ours) and "proven" not in name:
-                same = f"{other}{name.removeprefix(ours)}"
-                pairs.append((name, same if same in self.lines else other))
-        if other == UNCOMPRESSED:
-            whole = [name for name in self.lines if is_reading(name, other)]
-            best = max(whole, key=lambda name: self.lines[name].accuracy or 0.0, default=other)
-            pairs = [(name, best) for name, _ in pairs]
-        return [pair for pair in pairs if pair[1] in self.lines]
+        whole = [name for name, line in self.lines.items() if line.reads(other)]
+        best = max(whole, key=lambda name: self.lines[name].accuracy or 0.0, default=None)
+        pairs = [
+            (name, best if other == UNCOMPRESSED else
+             self.find(other, line.reading) or self.find(other))
+            for name, line in self.lines.items()
+            if line.reads(ours)
+        ]  # fmt: skip
+        return [(name, beside) for name, beside in pairs if beside is not None]
 
     def lead(self, ours: str, other: str) -> float:
         """The difference of two accuracies, where a line that diverged is below all others."""
@@ -265,12 +295,12 @@ class Panel:
 
     def compared(self, ours: str, other: str) -> Case:
         """A case: the two lines and their difference."""
-        gap, rest = self.gap(ours, other), ours.removeprefix(OURS).strip(" ,")
-        read = f" ({rest})" if ours.startswith(OURS) and rest else ""
+        gap, line = self.gap(ours, other), self.lines[ours]
+        read = f" ({line.reading})" if line.reads(OURS) and line.reading else ""
         return {
             "experiment": self.experiment,
             "panel": self.name,
-            "ours": f"{self.lines[ours]}{read}",
+            "ours": f"{line}{read}",
             "other": self.lines[other],
             "gap": "" if gap is None else f", {gap}",
         }
@@ -284,35 +314,38 @@ def gap_of(first: LineFacts, second: LineFacts, seeds: int) -> Gap | None:
     return Gap(first.accuracy - second.accuracy, math.hypot(*spreads) / math.sqrt(seeds), seeds)
 
 
-def panels_in(facts: Facts, experiment: str, *names: str) -> list[Panel]:
-    """The panels of a training figure that have all of these lines; one at least.
+def panels_in(facts: Facts, experiment: str, *methods: str) -> list[Panel]:
+    """The panels of a training figure that have lines of all of these methods; one at least.
 
-    Where the first of two names is DiffSketch, any of its readings will do.
+    Where the first of two is DiffSketch, any of its readings will do.
     """
     seeds = int(facts.number(experiment, "seeds"))
     lines: dict[str, dict[str, dict[str, Fact]]] = {}
     gaps: dict[str, dict[str, Gap]] = {}
+    fields: dict[str, dict[str, Fact]] = {}
     given = facts.by_experiment[experiment]
     for name, value in given.items():
         what, _, place = name.partition("/")
         panel, _, variant = place.partition("/")
-        if what == "paired" and value is not None:
+        if what.startswith("panel-"):
+            fields.setdefault(panel, {})[what.removeprefix("panel-")] = value
+        elif what == "paired" and value is not None:
             spread = given.get(f"paired-spread/{place}")
             error = 0.0 if spread is None else float(spread) / math.sqrt(seeds)
             gaps.setdefault(panel, {})[variant] = Gap(float(value), error, seeds)
-        elif variant and f"accuracy/{place}" in given:
+        elif variant and f"method/{place}" in given:
             lines.setdefault(panel, {}).setdefault(variant, {})[what] = value
     if not lines:
         raise MissingFactError(experiment, "accuracy/...")
     found = []
     for one, own in lines.items():
         read = {name: LineFacts(each) for name, each in own.items()}
-        panel_ = Panel(experiment, one, read, gaps.get(one, {}), seeds)
-        compared = len(names) == 2 and names[0] == OURS
-        fits = panel_.best(*names) if compared else set(names) <= set(panel_.lines)
+        panel_ = Panel(experiment, one, fields.get(one, {}), read, gaps.get(one, {}), seeds)
+        compared = len(methods) == 2 and methods[0] == OURS
+        fits = panel_.best(*methods) if compared else all(map(panel_.find, methods))
         found += [panel_] if fits else []
     if not found:
-        raise MissingFactError(experiment, f"accuracy/.../{names[0]}")
+        raise MissingFactError(experiment, f"accuracy/.../{methods[0]}")
     return found
 
 

@@ -164,13 +164,13 @@ def rounded(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.4g}")
 
 
-def is_reading(name: str, of: str) -> bool:
-    """Whether a line is a reading of a method: its name goes on from the method's, or is it.
+def name_of(method: str) -> str:
+    """A method's name in the paper, which legends begin with.
 
-    >>> is_reading("DiffSketch without padding", "DiffSketch")
-    True
+    >>> name_of("sketch-laplace")
+    'Laplace on sketches'
     """
-    return name.startswith(of) and name.removeprefix(of)[:1] in ("", " ", ",")
+    return str(texts()["methods"].get(method, method))
 
 
 # --- distributions of gradients and model updates --------------------------------------------

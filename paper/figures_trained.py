@@ -6,7 +6,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +19,16 @@ from diffsketch.privacy.accounting.events import gaussian_epsilon
 from diffsketch.privacy.claim import Basis, Epsilon, Unit
 from diffsketch.training.rounds import mask_bytes
 from diffsketch.wire.formats import payload_within
-from paper.experiments import Experiment, Results, Variant
+from paper.experiments import Experiment, PanelFields, Results, Variant
 from paper.figures import (
     Fact,
     Figure,
     Rows,
     banded,
-    is_reading,
     mean_and_spread,
     mean_or_none,
     measured_of,
+    name_of,
     plot,
     slug,
     table,
@@ -47,7 +47,6 @@ _FAIR = (
 _SAME = 1.05  # times as many bytes are as many
 _TARGET = 0.9  # of the uncompressed run's last accuracy, for `bytes-to`
 _REPEATED = ("none", "diffsketch", "cpsgd")  # of the paper's: proven ones stand beside these
-_PROVEN = ", proven"  # in the name of a variant; it has the colour of what it repairs
 
 
 @dataclass(frozen=True)
@@ -95,6 +94,13 @@ class TrainedLine:
         # Message over vector in float32: the paper's ratio, without any header.
         self.share = payload_within(first["message_bytes"]) / (4 * first["dim"])
         self.seconds = line.seconds  # of a round
+
+    @property
+    def role(self) -> str:
+        """Name that decides the colour: a proven line has that of the method which it repairs."""
+        of = self.variant
+        parts = (name_of(of.method), of.reading) if of.group == "proven" else (of.name,)
+        return ", ".join(filter(None, parts))
 
     @property
     def shown(self) -> str:
@@ -273,7 +279,7 @@ def _curve(line: TrainedLine) -> Series:
         x=tuple(point.round * line.share for point in points),
         **banded((point.accuracy, point.spread) for point in points),
         dashed=epsilon.basis is not Basis.PROVEN,
-        role="none" if line.method == "none" else line.name.partition(_PROVEN)[0],
+        role="none" if line.method == "none" else line.role,
         epsilon=epsilon,
         epsilon_text=text,
         other_x={
@@ -315,7 +321,7 @@ def _runs_table(
 
 def facts_of(experiment: Experiment, panels: Mapping[str, list[TrainedLine]]) -> dict[str, Fact]:
     """The numbers of all panels and variants, by name."""
-    facts: dict[str, Fact] = {"seeds": experiment.seeds}
+    facts: dict[str, Fact] = {"seeds": experiment.seeds, **fields_of(experiment)}
     for panel, lines in panels.items():
         whole = [line.accuracy or 0.0 for line in lines if line.method == "none"]
         target = _TARGET * max(whole) if any(whole) else None
@@ -344,7 +350,7 @@ def facts_of(experiment: Experiment, panels: Mapping[str, list[TrainedLine]]) ->
                 facts[f"padding/{place}"] = padding / line.summaries[0]["dim"]
         # Differences of `ours`, in each of its readings, to the others, seed by seed.
         ours = experiment.options.get("ours")
-        readings = [line for line in lines if ours and is_reading(line.name, ours)]
+        readings = [line for line in lines if line.variant.method == ours]
         for one, other in itertools.product(readings, lines):
             if other is not one:
                 gaps = [a - b for a, b in zip(one.accuracies, other.accuracies, strict=True)]
@@ -354,9 +360,25 @@ def facts_of(experiment: Experiment, panels: Mapping[str, list[TrainedLine]]) ->
     return facts
 
 
+def fields_of(experiment: Experiment) -> dict[str, Fact]:
+    """Fields of panels and lines by the settings: no rule has to read them out of names."""
+    facts: dict[str, Fact] = {}
+    for one in experiment.variants:
+        fields: dict[str, Fact] = {
+            "method": one.method, "reading": one.reading, "group": one.group,
+            "appended": one.settings.get("appended"),
+        }  # fmt: skip
+        for panel in one.panels:
+            about = experiment.panels.get(panel, PanelFields())
+            facts |= {f"panel-{key}/{panel}": of for key, of in asdict(about).items() if of}
+            facts |= {f"{key}/{panel}/{one.name}": of for key, of in fields.items() if of}
+    return facts
+
+
 def _lead(experiment: Experiment, panels: Mapping[str, list[TrainedLine]]) -> str:
     """Compare `ours` and `baseline`, and the best of the proven ones that send no more."""
-    ours, baseline = experiment.options.get("ours"), experiment.options.get("baseline")
+    options = experiment.options
+    ours, baseline = (str(options.get(one, "")) for one in ("ours", "baseline"))
     parts: list[str] = []
     meanings: dict[str, None] = {}
 
@@ -365,20 +387,16 @@ def _lead(experiment: Experiment, panels: Mapping[str, list[TrainedLine]]) -> st
         return line.shown + ended
 
     for panel, lines in panels.items():
-        named = {line.name: line for line in lines}
-        readings = [
-            line
-            for line in lines
-            if line.variant.group == "paper" and ours and is_reading(line.name, ours)
-        ]
-        if not readings or baseline not in named:
+        papers = [line for line in lines if line.variant.group == "paper"]
+        readings = [line for line in papers if line.variant.method == ours]
+        second = next((line for line in papers if line.variant.method == baseline), None)
+        if not readings or second is None:
             continue
-        second = named[str(baseline)]
-        shares = [f"{one.name.removeprefix(str(ours))} {shown(one)}".strip() for one in readings]
+        shares = [f"{one.variant.reading} {shown(one)}".strip() for one in readings]
         text = f"{panel}: {', '.join(shares)} against {shown(second)}"
         for who, line in ((ours, readings[0]), (baseline, second)):
             epsilon, _ = line.per_round
-            meanings[f"{who}'s: {epsilon.basis_text}; {epsilon.scope}"] = None
+            meanings[f"{name_of(who)}'s: {epsilon.basis_text}; {epsilon.scope}"] = None
         best: dict[Unit, TrainedLine] = {}  # by unit, the most accurate that sends no more
         for line in lines:
             unit, fits = line.epsilon.scope.unit, line.up <= _SAME * readings[0].up
@@ -386,17 +404,22 @@ def _lead(experiment: Experiment, panels: Mapping[str, list[TrainedLine]]) -> st
                 known = best.setdefault(unit, line).accuracy or 0.0
                 best[unit] = line if line.accuracy > known else best[unit]
         for unit, top in best.items():
-            text += f", proven for a {unit} {shown(top)} ({top.name.partition(_PROVEN)[0]})"
+            text += f", proven for a {unit} {shown(top)} ({top.role})"
         parts.append(text)
-    subject = experiment.options.get("subject", f"{ours} against {baseline}")
+    subject = options.get("subject", f"{name_of(ours)} against {name_of(baseline)}")
     lead = f"{subject}. {'; '.join(parts)}." if parts else ""
     if meanings:
         lead += f" Epsilons are of one round ({'. '.join(meanings)})."
-    every = [line for lines in panels.values() for line in lines if line.name == ours]
+    every = [
+        line
+        for lines in panels.values()
+        for line in lines
+        if (line.variant.method, line.variant.reading, line.variant.group) == (ours, "", "paper")
+    ]
     noised = [line.noised for line in every if line.noised is not None]
     if noised:
         ends = dict.fromkeys((f"{min(noised):.0%}", f"{max(noised):.0%}"))
-        lead += f" {ours} had to add noise to {' to '.join(ends)} of its messages."
+        lead += f" {name_of(ours)} had to add noise to {' to '.join(ends)} of its messages."
     return lead
 
 
@@ -406,8 +429,7 @@ def _lead(experiment: Experiment, panels: Mapping[str, list[TrainedLine]]) -> st
 def draw_choices(experiment: Experiment, results: Results) -> Figure:
     """One table: by choice, the accuracies of `ours` and `baseline`, and by how much ours leads.
 
-    A panel is named `SIZE, epsilon E, CHOICE` and has those two lines; a choice is a row, and what
-    is before it a group of columns.
+    A panel has those two lines; its choice is a row, its ratio and epsilon a group of columns.
 
     Guarantees (`paper/tests/test_figures_trained.py`): the difference is that of the seeds,
     one by one; a choice that was not run with a size and epsilon has none there.
@@ -417,9 +439,9 @@ def draw_choices(experiment: Experiment, results: Results) -> Figure:
     facts, leads = facts_of(experiment, panels), dict[str, dict[str, float]]()
     cells: dict[str, dict[str, tuple[float | None, ...]]] = {}
     for panel, lines in panels.items():
-        size, epsilon, choice = panel.split(", ", 2)
-        setting, named = f"{size}, {epsilon}", {line.name: line for line in lines}
-        place = f"{panel}/{ours} - {baseline}"
+        fields, named = experiment.panels[panel], {line.variant.method: line for line in lines}
+        setting, choice = f"{fields.ratio:g}x, epsilon {fields.epsilon:g}", fields.choice
+        place = f"{panel}/{named[ours].name} - {named[baseline].name}"
         gap, spread = (facts[f"{one}/{place}"] for one in ("paired", "paired-spread"))
         points = [None if one is None else round(100 * float(one), 2) for one in (gap, spread)]
         shares = [named[one].accuracy for one in (ours, baseline)]
@@ -429,6 +451,7 @@ def draw_choices(experiment: Experiment, results: Results) -> Figure:
             leads.setdefault(setting, {})[choice] = float(gap)
     settings = list(dict.fromkeys(one for each in cells.values() for one in each))
     entry, parts = texts()["choices"], []
+    ours, baseline = name_of(ours), name_of(baseline)
     headings = [entry["choice"]]
     for one in settings:
         headings += [column.format(ours=ours, baseline=baseline, at=one) for column in entry["at"]]
@@ -460,8 +483,7 @@ def draw_choices(experiment: Experiment, results: Results) -> Figure:
 def draw_compression(experiment: Experiment, results: Results) -> Figure:
     """For each panel the curves of all ratios, and over all panels of a task the last accuracies.
 
-    A panel is named `TASK, METHOD`; its variants are named by their ratios, and one whose method
-    is `none` is the reference.
+    A panel has a task and a kind of messages; a variant whose method is `none` is the reference.
 
     Guarantees (`paper/tests/test_figures_trained.py`): ratios are those of the messages,
     whatever a variant is called; the lead says where accuracy falls.
@@ -472,13 +494,14 @@ def draw_compression(experiment: Experiment, results: Results) -> Figure:
     marks: dict[str, list[Mark]] = {}
     parts = []
     for panel, lines in panels.items():
-        task, _, method = panel.partition(", ")
+        fields = experiment.panels[panel]
+        task = fields.task
         known = sorted((one for one in lines if one.method != "none"), key=lambda o: 1 / o.share)
         whole = [line for line in lines if line.method == "none"]
         epsilon, text = known[0].per_round
         series.setdefault(task, []).append(
             Series(
-                name=method or panel,
+                name=fields.kind,
                 x=tuple(1 / one.share for one in known),
                 **banded((one.accuracy, one.spread) for one in known),
                 dashed=True,  # nothing here is proven

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 
 from diffsketch.errors import check
 from diffsketch.pages.exhibits import Axis, Exhibit, Mark, Plot, Series
-from diffsketch.planning import FreeSize, PlanRequest, Relation, free_size
+from diffsketch.planning import PlanRequest, Relation
 from paper.experiments import Experiment, Results
 from paper.figures import Fact, Figure, Rows, banded, mean_and_spread, table
 from paper.figures_trained import TrainedLine, facts_of, panels_of
+from paper.free_size import FreeSize, free_size
 
 _CELLS = Axis("cells of a message", log=True)
 _TIMES = Axis("cells of a message over the planner's", log=True)

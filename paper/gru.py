@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from diffsketch.training.closed_form import score_gradient
-from diffsketch.training.local import Batched
+from diffsketch.training.local import Functional
 from diffsketch.training.models import CharLSTM
 
 
@@ -33,7 +32,7 @@ class CharGRU(CharLSTM):
         return torch.gru(inputs, start, *rest)[0]
 
 
-class BatchedGRU(Batched):
+class BatchedGRU(Functional):
     """Trains cohorts of `CharGRU`: the fastest measured from one device on.
 
     Each worker's products are one of a batch, and a layer's products with its inputs, and those of
@@ -56,7 +55,7 @@ class BatchedGRU(Batched):
         last = above[:, -1]
 
         scores = torch.baddbmm(output_bias.unsqueeze(1), last, output.transpose(1, 2))
-        residual = score_gradient(scores, labels, places)
+        residual = _score_gradient(scores, labels, places)
         outer = torch.zeros_like(above)
         outer[:, -1] = torch.bmm(residual, output)
         of_below, *second_found = _backward(second, below, above, kept_above, outer)
@@ -139,3 +138,11 @@ def _backward(
         torch.bmm(of_recurrent.transpose(1, 2), shifted),
         of_inputs.sum(1),
     )
+
+
+def _score_gradient(scores: Tensor, labels: Tensor, places: Tensor) -> Tensor:
+    """Compute the gradient of the loss by the scores `(workers, batch, classes)`."""
+    residual = torch.softmax(scores, 2)
+    minus_one = residual.new_full((1, 1, 1), -1.0).expand(*labels.shape, 1)
+    residual.scatter_add_(2, labels.unsqueeze(2), minus_one)
+    return residual.mul_(places.unsqueeze(2))

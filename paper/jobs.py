@@ -22,12 +22,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import paper.readings
 import paper.repaired
-import paper.rotated  # noqa: F401 - both register methods that runs have
+import paper.rotated  # noqa: F401 - all three register methods that runs have
 from diffsketch.app.compare import Member, config_of, run_one
 from diffsketch.app.files import has_run, read_sealed, sealed, source_digest, versions
 from diffsketch.app.pool import Stop, Tell, run_all
-from diffsketch.app.session import threads
+from diffsketch.compiled import torch_threads
 from diffsketch.errors import DataError, DiffSketchError, MismatchError
 from diffsketch.files import prepare_output, replace_file
 from diffsketch.methods.gate import NonFiniteUpdate
@@ -45,9 +46,9 @@ _FORMAT = "diffsketch result 1"
 _COMPUTING = ("app", "methods", "privacy", "sketch", "training", "wire")
 _MEASURING = ("auditing", "secure_sum")
 _HERE = Path(__file__).parent
-_METHODS = ("repaired.py", "rotated.py")
+_METHODS = ("readings.py", "repaired.py", "rotated.py")
 _OWN = (
-    "measurements.py", "bounds.py", "noise_control.py", "audits.py", "batches.py",
+    "measurements.py", "bounds.py", "noise_control.py", "audits.py", "inversion.py",
     "secret_hashes.py", "projection_cases.py", "projections.py", "scope.py", "successors.py",
 )  # fmt: skip
 _LONG = 0.02  # of what each process has to do: longer jobs come first
@@ -107,7 +108,7 @@ class Store:
 
         result: Mapping[str, Any] | None = None
         note = ""
-        with threads(1), suppress(_Interrupted):
+        with torch_threads(1), suppress(_Interrupted):
             if job.kind == RUN:
                 result, note = self._train(job, command=command, tell=tell, stop=stop)
             else:

@@ -42,6 +42,7 @@ from diffsketch.training.tasks import Batches, Devices, Examples, load_task, tas
 from paper.bounds import ConvexProblem, expected_gap, lemma1_error, theorem2
 from paper.experiments import mistake_text
 from paper.noise_control import NoiseControl
+from paper.readings import signed_alpha
 from paper.repaired import PaddedGaussian
 
 Numbers = npt.NDArray[np.float64]
@@ -378,7 +379,9 @@ def measure_local_epsilon(settings: Given, *, seed: int, on_progress: Progress) 
     for seen in observe(
         simulation, range(simulation.rounds), on_progress=lambda share: on_progress(0.9 * share)
     ):
-        alpha, sigma = estimates(seen.vectors, signed=own.signed_alpha)
+        alpha, sigma = estimates(seen.vectors)
+        if own.signed_alpha:
+            alpha = signed_alpha(seen.vectors)
         ratios.append((alpha / sigma).numpy())
         if seen.result.summed is not None and seen.result.summed.noised is not None:
             noised.append(seen.result.summed.noised.numpy())

@@ -43,8 +43,9 @@ from diffsketch.privacy.clipping import CoordinateBound, NormBound, clip_coordin
 from diffsketch.privacy.mechanisms.additive import GaussianMechanism
 from diffsketch.privacy.mechanisms.padding import factor, gram, padded_tables
 from diffsketch.privacy.simulated_noise import Noise, float_type
-from diffsketch.sketch.count_sketch import Combine, CountSketch, check_seed
+from diffsketch.sketch.count_sketch import CountSketch, check_seed
 from diffsketch.sketch.hashing import HashSeed, columns_and_signs
+from diffsketch.sketch.kernels.estimators import Combine
 
 _Matrix: TypeAlias = npt.NDArray[np.float64]
 _Apply: TypeAlias = Callable[[Tensor], Tensor]

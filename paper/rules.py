@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.claim import Basis, rounded_down, rounded_up
@@ -41,9 +41,7 @@ from paper.facts import (
     times,
 )
 
-_NOISY_SKETCH = "Laplace on sketches"
-_NOISY_VECTOR = "Laplace on raw gradients"
-_CPSGD = "cpSGD"
+_NOISY_SKETCH, _NOISY_VECTOR, _CPSGD, _BARE = "sketch-laplace", "laplace", "cpsgd", "sketch"
 _POINT, _WORTHLESS = 0.01, 0.05
 
 
@@ -241,8 +239,9 @@ def panels(claim: Statement, facts: Facts) -> Graded:
     for experiment in _run_of(claim, facts):
         for panel in panels_in(facts, experiment, upper, lower):
             if wanted(panel):
-                hits.append(panel.leads(upper, lower, least))
-                cases.append(panel.compared(lower, upper))
+                above, below = panel.named(upper), panel.named(lower)
+                hits.append(panel.leads(above, below, least))
+                cases.append(panel.compared(below, above))
     return cases, [any(hits)] if values.get("any") else hits, {}
 
 
@@ -269,15 +268,15 @@ def five_to_fifty(claim: Statement, facts: Facts) -> Graded:
 def over_cpsgd(claim: Statement, facts: Facts) -> Graded:
     """The largest difference must be 80% of the stated one; in part from 5 points on."""
     found = panels_in(facts, "cpsgd", OURS, _CPSGD)
-    pairs = [panel.best(OURS, _CPSGD) or (OURS, _CPSGD) for panel in found]
+    pairs = [pair for panel in found if (pair := panel.best(OURS, _CPSGD))]
     gaps = [panel.gap(*pair) for panel, pair in zip(found, pairs, strict=True)]
     most = max((gap.mean for gap in gaps if gap is not None), default=0.0)
     # cpSGD by the range X that coordinates are clipped to, where it was tried.
     ranges = [
-        f"{name.removeprefix(f'{_CPSGD}, ')} {line}"
+        f"{line.reading} {line}"
         for panel in panels_in(facts, "cpsgd")
-        for name, line in panel.lines.items()
-        if name.startswith(f"{_CPSGD}, X")
+        for line in panel.lines.values()
+        if line.reads(_CPSGD) and line.reading
     ]
     shown = f" cpSGD by its range: {'; '.join(ranges)}." if ranges else ""
     cases = [panel.compared(*pair) for panel, pair in zip(found, pairs, strict=True)]
@@ -287,11 +286,11 @@ def over_cpsgd(claim: Statement, facts: Facts) -> Graded:
 
 def _pairs(found: Iterable[Panel]) -> Iterator[tuple[Panel, Panel]]:
     """Panels that differ in epsilon only: each with the next smaller one."""
-    groups: dict[str, list[Panel]] = {}
+    groups: dict[tuple[tuple[str, Any], ...], list[Panel]] = {}
     for panel in found:
         if panel.epsilon is not None:
-            rest = re.sub(r",? ?epsilon \d+(?:\.\d+)?", "", panel.name).strip(", ")
-            groups.setdefault(rest, []).append(panel)
+            others = tuple((name, of) for name, of in panel.fields.items() if name != "epsilon")
+            groups.setdefault(others, []).append(panel)
     for group in groups.values():
         yield from itertools.pairwise(sorted(group, key=lambda panel: -(panel.epsilon or 0.0)))
 
@@ -306,7 +305,7 @@ def cpsgd_smaller(claim: Statement, facts: Facts) -> Graded:
     pairs = list(_pairs(panels_in(facts, "cpsgd", _CPSGD)))
     below = [pair for pair in pairs if (pair[1].epsilon or 0.0) < claim.values["below"]]
     for larger, smaller in below or pairs:
-        first, second = larger.lines[_CPSGD], smaller.lines[_CPSGD]
+        first, second = (panel.lines[panel.named(_CPSGD)] for panel in (larger, smaller))
         worse = gap_of(first, second, larger.seeds)
         hits.append(second.accuracy is None or (worse is not None and worse.above(_POINT)))
         cases.append({"smaller": smaller.name, "second": second, "larger": larger.name,
@@ -338,8 +337,8 @@ def communication(claim: Statement, facts: Facts) -> Cases:
     neither does, it says nothing.
     """
     for panel in panels_in(facts, claim.experiments[0], OURS, _NOISY_VECTOR):
-        ours, name = panel.best(OURS, _NOISY_VECTOR) or (OURS, _NOISY_VECTOR)
-        mine, other = panel.lines[ours].number("bytes-to"), panel.lines[name]
+        pair = panel.best(OURS, _NOISY_VECTOR) or (OURS, _NOISY_VECTOR)
+        mine, other = panel.lines[pair[0]].number("bytes-to"), panel.lines[pair[1]]
         theirs, total = other.number("bytes-to"), other.number("bytes")
         if mine is None:
             if theirs is not None:
@@ -360,8 +359,8 @@ def shakespeare_diverging(claim: Statement, facts: Facts) -> Graded:
     found = [
         (panel.epsilon, panel, name)
         for panel in panels_in(facts, "shakespeare")
-        for name in (_NOISY_SKETCH, _NOISY_VECTOR)
-        if panel.epsilon is not None and name in panel.lines
+        for method in (_NOISY_SKETCH, _NOISY_VECTOR)
+        if panel.epsilon is not None and (name := panel.find(method)) is not None
     ]
     smallest = min((epsilon for epsilon, _, _ in found), default=0.0)
     cases, hits = [], []
@@ -380,11 +379,12 @@ def shakespeare_diverging(claim: Statement, facts: Facts) -> Graded:
 def correction_helps(_: Statement, facts: Facts) -> Graded:
     """One kind of masks must be a point better than the sketch without, for each kind of hashes."""
     cases, hits = [], []
-    plain, masked = "sketch", ("sketch, shared masks", "sketch, own masks")
-    for panel in panels_in(facts, "correction", plain, masked[0]):
-        gaps = [panel.gap(name, plain) for name in masked]
+    for panel in panels_in(facts, "correction", _BARE):
+        plain, masked = panel.named(_BARE), ("shared masks", "own masks")
+        names = [name for reading in masked if (name := panel.find(_BARE, reading))]
+        gaps = [panel.gap(name, plain) for name in names]
         hits.append(any(gap is not None and gap.above(_POINT, tried=len(masked)) for gap in gaps))
-        lines = [f"{name} {panel.lines[name]}" for name in (plain, *masked) if name in panel.lines]
+        lines = [f"{name} {panel.lines[name]}" for name in (plain, *names)]
         cases.append({"panel": panel.name, "lines": ", ".join(lines)})
     return cases, hits, {}
 
@@ -405,14 +405,14 @@ def federated(_: Statement, facts: Facts) -> Graded:
 
 def light_weight(_: Statement, facts: Facts) -> Graded:
     """A round may take twice the (simulated) time of one without compression; in part ten times."""
-    cases, ratios, bare = [], [], "sketch, no privacy"
-    for panel in panels_in(facts, "mnist", bare, UNCOMPRESSED):
-        plain = panel.lines[UNCOMPRESSED].number("seconds")
-        for name in (bare, OURS):
-            line = panel.lines.get(name)
-            taken = None if line is None else line.number("seconds")
-            if line is not None and taken and plain:
-                ratios += [taken / plain] if name == bare else []
+    cases, ratios = [], []
+    for panel in panels_in(facts, "mnist", _BARE, UNCOMPRESSED):
+        plain = panel.lines[panel.named(UNCOMPRESSED)].number("seconds")
+        for name in filter(None, map(panel.find, (_BARE, OURS))):
+            line = panel.lines[name]
+            taken = line.number("seconds")
+            if taken and plain:
+                ratios += [taken / plain] if line.reads(_BARE) else []
                 noise = f" and noise of {length:g} n" if (length := line.number("padding")) else ""
                 cases.append({"panel": panel.name, "name": f"{name}{noise}",
                               "ratio": taken / plain})  # fmt: skip
@@ -440,7 +440,7 @@ def _by_ratio(panel: Panel) -> list[tuple[float, str]]:
 def _compressed(facts: Facts) -> list[Panel]:
     """The panels of the paper's sketches, without those of sketches in few bits."""
     found = panels_in(facts, "accuracy-compression", UNCOMPRESSED)
-    return [panel for panel in found if not panel.name.endswith("few bits")]
+    return [panel for panel in found if not panel.fields.get("few_bits")]
 
 
 def minor(_: Statement, facts: Facts) -> Cases:
@@ -448,10 +448,11 @@ def minor(_: Statement, facts: Facts) -> Cases:
     for panel in _compressed(facts):
         for name, line in panel.lines.items():
             ratio = line.number("compression")
-            few = ratio is None or ratio > 55 or not panel.name.startswith("MNIST")
-            if name != UNCOMPRESSED and not few:
-                hit = panel.leads(name, UNCOMPRESSED, -_POINT)
-                yield {"hit": hit, "name": name, **panel.compared(name, UNCOMPRESSED)}
+            few = ratio is None or ratio > 55 or panel.fields.get("task") != "MNIST"
+            whole = panel.named(UNCOMPRESSED)
+            if name != whole and not few:
+                hit = panel.leads(name, whole, -_POINT)
+                yield {"hit": hit, "name": name, **panel.compared(name, whole)}
 
 
 def faster(_: Statement, facts: Facts) -> Graded:
@@ -474,8 +475,9 @@ def lower(_: Statement, facts: Facts) -> Graded:
     cases, hits = [], []
     for panel in _compressed(facts):
         ratio, name = _by_ratio(panel)[-1]
-        gap = panel.gap(UNCOMPRESSED, name)
-        hits.append(panel.leads(UNCOMPRESSED, name, 0.002))
+        whole = panel.named(UNCOMPRESSED)
+        gap = panel.gap(whole, name)
+        hits.append(panel.leads(whole, name, 0.002))
         lost = "diverged" if gap is None else SPECS["points"](-gap.mean)
         cases.append({"panel": panel.name, "ratio": ratio, "line": panel.lines[name],
                       "lost": lost})  # fmt: skip
@@ -493,17 +495,16 @@ def little_noise(claim: Statement, facts: Facts) -> Graded:
     cases, few, short = [], [], []
     for experiment in claim.experiments:
         for panel in panels_in(facts, experiment):
-            for name, line in panel.lines.items():
+            for line in panel.lines.values():
                 share = line.number("noised")
-                if share is not None and name.startswith(OURS) and "proven" not in name:
+                if share is not None and line.reads(OURS):
                     length = line.number("padding") or 0.0
                     few.append(share < 0.5)
                     short.append(share < 0.5 and length <= 1)
-                    rest = name.removeprefix(OURS).strip(" ,")
-                    most = "at most " if "least" in rest else ""
+                    most = "at most " if line.facts.get("appended") == "least" else ""
                     cases.append({"experiment": experiment, "panel": panel.name, "share": share,
                                   "length": f"{most}{length:g}",
-                                  "read": rest and f" ({rest})"})  # fmt: skip
+                                  "read": line.reading and f" ({line.reading})"})  # fmt: skip
     return cases, [any(few), all(short)] if cases else [], {}
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 
+import paper.readings
 import paper.repaired
-import paper.rotated  # noqa: F401 - both register their methods
+import paper.rotated  # noqa: F401 - all three register their methods
 from diffsketch.cli import main
 
 if __name__ == "__main__":

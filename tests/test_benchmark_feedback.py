@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from benchmarks import feedback
 
-@pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(Path(__file__).parents[1])
-    return importlib.import_module("benchmarks.feedback")
+bench: Any = feedback
 
 
-def test_uncompressed_is_plain_sgd(bench: Any) -> None:
+def test_uncompressed_is_plain_sgd() -> None:
     setting, sending = bench.Setting(8, 0.3), bench.SENDINGS[0]
     found = bench.loss_after(setting, sending, steps=3, seed=1)
     images, labels = bench._examples()
@@ -33,7 +29,7 @@ def test_uncompressed_is_plain_sgd(bench: Any) -> None:
         loss.backward()
         with torch.no_grad():
             for parameter in model.parameters():
-                parameter -= 0.3 * parameter.grad
+                parameter -= 0.3 * cast(torch.Tensor, parameter.grad)
     with torch.no_grad():
         expected = float(cross_entropy(model(images[:10_000]), labels[:10_000]))
     assert found == pytest.approx(expected, rel=1e-4)
@@ -41,7 +37,7 @@ def test_uncompressed_is_plain_sgd(bench: Any) -> None:
     assert fewer != pytest.approx(expected, rel=1e-4)
 
 
-def test_ranks_send_all_in_the_end(bench: Any) -> None:
+def test_ranks_send_all_in_the_end() -> None:
     """What was applied and what is kept add up to the vectors, and feedback is what keeps it."""
     sending = bench.Sending("feedback", immediate=0.3)
     ranks = bench.Ranks(600, bench.Setting(8, 0.1, compression=6), sending, seed=0)
@@ -51,14 +47,12 @@ def test_ranks_send_all_in_the_end(bench: Any) -> None:
         vectors = list(torch.randn(bench.RANKS, 600, generator=generator))
         applied += ranks.mean(vectors)
         given += torch.stack(vectors).mean(0)
-    kept = torch.stack([memory.error for memory in ranks._memories]).mean(0)
+    kept = torch.stack([cast(torch.Tensor, memory.error) for memory in ranks._memories]).mean(0)
     assert torch.allclose(applied + kept, given, atol=1e-4)
     assert not torch.allclose(applied, given, atol=0.1)
 
 
-def test_quick_run_writes_every_case(
-    bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_quick_run_writes_every_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "SETTINGS", (bench.Setting(8, 0.1),))
     bench.main(["--quick", "--json", str(tmp_path / "out.json")])
     found = json.loads((tmp_path / "out.json").read_text())

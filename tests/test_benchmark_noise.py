@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from benchmarks import noise as bench
 from diffsketch.privacy.simulated_noise import Noise
 
 
-@pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(Path(__file__).parents[1])
-    return importlib.import_module("benchmarks.noise")
-
-
-def test_writes_all_results(
-    bench: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_writes_all_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "out.json"
     bench.main(["--cells", "200", "--repeat", "2", "--secure-repeat", "1", "--json", str(path)])
     found = json.loads(path.read_text())
@@ -46,7 +37,7 @@ def test_writes_all_results(
     assert "slowest secure sampler" in printed
 
 
-def test_quick_is_smaller(bench: ModuleType) -> None:
+def test_quick_is_smaller() -> None:
     assert bench.parse([]).cells == 10**6
     assert bench.parse(["--quick"]).cells == 10**5
     assert bench.parse(["--quick", "--cells", "10"]).cells == 10

@@ -5,35 +5,24 @@ No speed is asserted.
 
 from __future__ import annotations
 
-import importlib
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
+from benchmarks import scale
+from benchmarks import scale_model as model
+
+bench: Any = scale
+
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(ROOT)
-    return importlib.import_module("benchmarks.scale")
-
-
-@pytest.fixture
-def model(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(ROOT)
-    return importlib.import_module("benchmarks.scale_model")
-
-
 @pytest.mark.slow
-def test_writes_all_results(
-    bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_writes_all_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second count is left out, and a note says so; servers run in processes of their own."""
     monkeypatch.setattr(bench, "SHAPES", ((2, 3),))
     path = tmp_path / "out.json"
@@ -51,7 +40,7 @@ def test_writes_all_results(
 
 
 @pytest.mark.parametrize("kind", ["float32", "unsigned"])
-def test_a_wrong_total_is_found(bench: ModuleType, kind: str) -> None:
+def test_a_wrong_total_is_found(kind: str) -> None:
     found = bench.run_server(kind, (2, 3), 20)
     assert found["messages"] == 20
     layout = bench.layout_of(kind, (2, 3))
@@ -68,42 +57,42 @@ def test_a_wrong_total_is_found(bench: ModuleType, kind: str) -> None:
             bench.check_total(wrong, tables, 20)
 
 
-def test_handshakes_take_time(bench: ModuleType) -> None:
+def test_handshakes_take_time() -> None:
     pytest.importorskip("cryptography")
     assert bench.handshake_seconds(3) > 0
 
 
-def cost(model: ModuleType, **changes: Any) -> Any:
+def cost(**changes: Any) -> Any:
     """A microsecond to add, 125 bytes, which take one on a link of 1 Gbit/s; nothing else."""
     settings = {"message_bytes": 125, "add_s": 1e-6, "handshake_s": 0.0}
     return model.Cost(**(settings | {"table_bytes": 1000.0, "sender_bytes": 100.0} | changes))
 
 
-def test_a_plan_is_the_smallest_tree(model: ModuleType) -> None:
+def test_a_plan_is_the_smallest_tree() -> None:
     machine = model.Machine(link=1e9, seconds=10.0, closing=1.0)
-    found = model.plan(10**7, cost(model), machine)
+    found = model.plan(10**7, cost(), machine)
     assert (found.leaves, found.levels, found.closing_s) == (1, 0, 0.0)
     assert found.leaf_bytes == 1000 + 100 * 10**7
-    found = model.plan(10**7, cost(model, add_s=1e-3), machine)
+    found = model.plan(10**7, cost(add_s=1e-3), machine)
     assert (found.leaves, found.bottleneck) == (1000, "adding")
     assert (found.levels, found.fan_in) == (1, 1000)  # 1000 sums take a ms each: just in time
     assert found.closing_s == pytest.approx(1.0)
-    found = model.plan(10**7, cost(model, add_s=1.001e-3), machine)
+    found = model.plan(10**7, cost(add_s=1.001e-3), machine)
     assert (found.leaves, found.levels, found.fan_in) == (1001, 2, 32)
     assert found.closing_s == pytest.approx(2 * 32 * 1.001e-3)
 
 
-def test_a_plan_names_its_bottleneck(model: ModuleType) -> None:
+def test_a_plan_names_its_bottleneck() -> None:
     machine = model.Machine(link=1e9, seconds=10.0, closing=1.0)
-    found = model.plan(10**8, cost(model, message_bytes=1249), machine)
+    found = model.plan(10**8, cost(message_bytes=1249), machine)
     assert (found.leaves, found.bottleneck) == (100, "network")
-    found = model.plan(10**8, cost(model, handshake_s=3.99e-6), machine)
+    found = model.plan(10**8, cost(handshake_s=3.99e-6), machine)
     assert (found.leaves, found.bottleneck) == (50, "handshakes")
     # Sums above come from aggregators that stay connected.
     assert found.closing_s == pytest.approx(50 * 1e-6)
 
 
-def test_the_document_has_the_tables(model: ModuleType) -> None:
+def test_the_document_has_the_tables() -> None:
     """Each table of `docs/scale.md` is what the command in it prints, from the stored results."""
     text = (ROOT / "docs" / "scale.md").read_text()
     tables = model.tables(ROOT / "benchmarks" / "results", model.Machine())

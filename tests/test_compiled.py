@@ -192,9 +192,8 @@ def test_callbacks_of_other_settings_are_kept_apart(
 ) -> None:
     """They share their code and their types, so that only the name tells them apart."""
     monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
-    flags = ("mean", "stream", "lanewise")
-    usual = {"rows": 4, "itemsize": 4} | dict.fromkeys(flags, False)
-    other = {"rows": 8, "itemsize": 8} | dict.fromkeys(flags, True)
+    usual = {"rows": 4, "itemsize": 4, "combine": "median", "stream": False, "lanewise": False}
+    other = {"rows": 8, "itemsize": 8, "combine": "mean", "stream": True, "lanewise": True}
     for settings in (usual, *[usual | {name: other[name]} for name in usual]):
         combiner.__wrapped__(**settings)
     assert len(list(tmp_path.rglob("*.nbc"))) == 1 + len(usual)

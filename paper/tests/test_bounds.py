@@ -19,8 +19,8 @@ from torch import Tensor
 from diffsketch import CountSketch, SketchKey
 from diffsketch.errors import ArgumentError
 from diffsketch.privacy.theorems import query_variance
-from diffsketch.sketch.count_sketch import Combine
 from diffsketch.sketch.hashing import FAMILIES, Family
+from diffsketch.sketch.kernels.estimators import Combine
 from paper.bounds import ConvexProblem, expected_gap, lemma1_error, theorem2
 from tests.privacy.test_theorems import lower_end, upper_end
 

@@ -33,6 +33,7 @@ from paper.tests.claim_cases import (
     Flip,
     against,
     cpsgd,
+    line,
     local,
     shaped,
 )
@@ -94,14 +95,14 @@ def test_a_gap_within_its_error_is_no_gap() -> None:
 def test_the_reading_that_does_best_counts_and_is_compared_with_its_like() -> None:
     facts = against("mnist", (0.5, 0.7))
     assert run(Flip("mnist-accuracy", FAILS, facts)).standing is FAILS
-    panel, masked = "50x, epsilon 0.1", " with masks"
-    facts["mnist"] |= {f"accuracy/{panel}/{OURS}{masked}": 0.8}
+    panel, masked = "50x, epsilon 0.1", "with masks"
+    facts["mnist"] |= line(panel, OURS, 0.8, reading=masked)
     verdict = run(Flip("mnist-accuracy", HOLDS, facts))
     assert verdict.standing is HOLDS
     assert "80% (with masks) against 70%" in verdict.measured
     # Not against what has no masks, where the other was run with them; and nothing that is proven.
-    facts["mnist"] |= {f"accuracy/{panel}/{SKETCH}{masked}": 0.85,
-                       f"accuracy/{panel}/{OURS}, proven": 0.9}  # fmt: skip
+    facts["mnist"] |= line(panel, SKETCH, 0.85, reading=masked)
+    facts["mnist"] |= line(panel, OURS, 0.9, group="proven")
     assert run(Flip("mnist-accuracy", FAILS, facts)).standing is FAILS
 
 
@@ -154,17 +155,14 @@ def test_a_figure_in_one_row() -> None:
     facts = against("mnist", (0.5, 0.7), (0.9, 0.8))
     panel = "50x, epsilon 0.1"
     facts["mnist"] |= {
-        f"accuracy/{panel}/{OURS}, least": 0.8,
-        f"compression/{panel}/{OURS}, least": 50.0,
-        f"accuracy/{panel}/{OURS}, proven": 0.6,
-        f"compression/{panel}/{OURS}, proven": 50.0,
-        f"accuracy/{panel}/{RAW}, proven": 0.7,  # which sends far more
-        f"compression/{panel}/{RAW}, proven": 1.0,
+        **line(panel, OURS, 0.8, reading="least", compression=50.0),
+        **line(panel, OURS, 0.6, group="proven", compression=50.0),
+        **line(panel, RAW, 0.7, group="proven", compression=1.0),  # which sends far more
     }
     row = figure_row("mnist", facts)
     assert row["letter"] == "not measured"  # with the error correction, which choices has
     assert row["best"].splitlines()[0] == f"{panel}: 80% (least) against 70%;"
-    assert row["proven"].splitlines()[0] == f"{panel}: 60% ({OURS}, proven);"
+    assert row["proven"].splitlines()[0] == f"{panel}: 60% ({OURS}  proven);"
     assert figure_row("gradients", facts)["letter"] == "not measured"
     assert figure_row("cpsgd", cpsgd(0.9, 0.8))["letter"].splitlines() == [
         "4 bits (10x), epsilon 5: 90% against 80%;", "4 bits (10x), epsilon 10: 90% against 80%",

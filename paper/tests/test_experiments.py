@@ -12,6 +12,7 @@ from diffsketch.app import build
 from diffsketch.app.settings import RunConfig
 from diffsketch.errors import ArgumentError, DataError
 from diffsketch.training.tasks import load_task
+from paper import METHODS
 from paper.experiments import (
     FIGURES,
     MEASUREMENTS,
@@ -19,6 +20,7 @@ from paper.experiments import (
     Experiment,
     Job,
     Measurement,
+    Variant,
     function_of,
     load,
     names,
@@ -236,3 +238,15 @@ def test_costs_grow_with_the_work() -> None:
     jobs = [Job("run", {"rounds": 1000}, seed) for seed in range(4)]
     assert wall_seconds(jobs, 1) > wall_seconds(jobs, 2) > wall_seconds(jobs, 4)
     assert wall_seconds(jobs, 4) == wall_seconds(jobs, 100)
+
+
+def test_forms_of_a_method_are_lines_of_it() -> None:
+    """Rules look for methods of the library; the paper's forms of them are readings."""
+    for form, method in METHODS.items():
+        assert Variant("any name", ("panel",), {"method": form}).method == method
+    assert Variant("any name", ("panel",), {"method": "laplace"}).method == "laplace"
+    about = load("choices", reduced=False, complete=False)
+    assert about.panels.keys() == {panel for one in about.variants for panel in one.panels}
+    assert {(one.ratio, one.epsilon) for one in about.panels.values()} == {
+        (75.0, 0.1), (75.0, 1.0), (50.0, 0.1), (50.0, 1.0),
+    }  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -11,7 +11,7 @@ from diffsketch.pages.exhibits import Plot, Table
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.accounting.events import epsilon_for
 from diffsketch.privacy.claim import Basis, Epsilon, Unit
-from paper.experiments import Job, Measurement, Variant, load
+from paper.experiments import Job, Measurement, PanelFields, Variant, load
 from paper.figures import Figure
 from paper.figures_trained import (
     CurvePoint,
@@ -37,9 +37,17 @@ def made_up(
 
 
 def drawn_of(runs: dict[str, list[dict[str, Any]]], **groups: str) -> Any:
+    """The figure of these runs by name: `METHOD`, or `METHOD|READING` in a group of its method."""
     variants = tuple(
-        Variant(name, (PANEL,), {"method": name}, groups.get(name.partition(",")[0], "paper"))  # type: ignore[arg-type]
+        Variant(
+            name,
+            (PANEL,),
+            {"method": method, "padding": len(reading)},
+            cast(Any, groups.get(method, "paper")),
+            reading,
+        )
         for name in runs
+        for method, _, reading in [name.partition("|")]
     )
     options = {"ours": "ours", "baseline": "base", "subject": "Accuracy"}
     seeds = len(next(iter(runs.values())))
@@ -120,21 +128,21 @@ def test_proven_variants_stand_apart_beside_the_papers() -> None:
         "ours": [made_up([0.1, 0.7], epsilon=CLAIMED)],
         "base": [made_up([0.1, 0.6], method="sketch-laplace", epsilon=CLAIMED)],
         "whole": [made_up([0.1, 0.9], method="none", message=31404)],
-        "sound, proven": [proven],
+        "sound|with proof": [proven],
     }
     drawn = drawn_of(runs, sound="proven")
     assert [series.name for series in drawn.exhibits[0].series] == ["ours", "base", "whole"]
     beside = drawn.proven[0]
-    assert [series.name for series in beside.series] == ["sound, proven", "ours", "whole"]
+    assert [series.name for series in beside.series] == ["sound|with proof", "ours", "whole"]
     sound = beside.series[0]
     assert not sound.dashed
-    assert sound.role == "sound"
+    assert sound.role == "sound, with proof"
     assert sound.epsilon_text == "1 a round"
     assert (sound.epsilon.delta, sound.epsilon.rounds) == (0.0, 1)
     row = drawn.proven[-1].rows[0]
     assert isinstance(row[-2], Epsilon)
     assert float(row[-2]) == 55.0  # of the whole run
-    assert "proven for a coordinate 80.0% (sound)" in drawn.lead
+    assert "proven for a coordinate 80.0% (sound, with proof)" in drawn.lead
     assert beside.series[2].role == "none"
 
 
@@ -186,7 +194,7 @@ def test_equal_communication_is_read_between_evaluations() -> None:
 def test_the_epsilon_of_devices_that_send_once_is_that_of_the_run() -> None:
     epsilon = {"basis": "proven", "unit": "client", "trust": "distributed", "value": 5.0}
     once = made_up([0.1, 0.8], method="sketch-skellam", epsilon={**epsilon, "rounds": 1})
-    drawn = drawn_of({"sound, proven": [once]}, sound="proven")
+    drawn = drawn_of({"sound": [once]}, sound="proven")
     row = drawn.proven[-1].rows[0]
     assert row[-3] is None  # there is none of a round
     assert isinstance(row[-2], Epsilon)
@@ -204,7 +212,7 @@ def test_a_claim_without_a_delta_has_none() -> None:
 def test_lead_has_every_reading_and_what_epsilons_mean() -> None:
     runs = {
         "ours": [made_up([0.1, 0.3], epsilon=CLAIMED)],
-        "ours without padding": [made_up([0.1, 0.6], epsilon=CLAIMED)],
+        "ours|without padding": [made_up([0.1, 0.6], epsilon=CLAIMED)],
         "base": [made_up([0.1, 0.5], epsilon=CLAIMED)],
     }
     lead = drawn_of(runs).lead
@@ -267,22 +275,26 @@ def test_the_control_is_drawn_beside_the_sketch() -> None:
 
 
 def test_choices_are_compared_seed_by_seed() -> None:
-    places = {"75x, epsilon 1, plain": (0.8, 0.5), "75x, epsilon 1, other": (0.4, 0.5),
-              "75x, epsilon 0.1, plain": (0.3, 0.2)}  # fmt: skip
+    places = {"a": (0.8, 0.5), "b": (0.4, 0.5), "c": (0.3, 0.2)}
+    about = {
+        panel: PanelFields(ratio=75, epsilon=epsilon, choice=choice)
+        for panel, epsilon, choice in (("a", 1, "plain"), ("b", 1, "other"), ("c", 0.1, "plain"))
+    }
     options = {"ours": "ours", "baseline": "base"}
     variants, accuracies = list[Variant](), list[float]()
     for panel, values in places.items():
         for name, value in zip(("ours", "base"), values, strict=True):
-            variants.append(Variant(name, (panel,), {"cols": len(variants)}))
+            settings = {"cols": len(variants), "method": name}
+            variants.append(Variant(f"a {name}", (panel,), settings))
             accuracies.append(value)
     experiment = experiment_of(
-        "choices", "choices", seeds=2, variants=tuple(variants), options=options
+        "choices", "choices", seeds=2, variants=tuple(variants), options=options, panels=about
     )
     results: dict[Job, Any] = {}
     for variant, value in zip(variants, accuracies, strict=True):
         for seed, job in enumerate(experiment.jobs_of(variant)):
             # The second seed is better for both, by as much more for ours.
-            more = seed * (0.1 if variant.name == "ours" else 0.06)
+            more = seed * (0.1 if variant.method == "ours" else 0.06)
             results[job] = made_up([0.1, value + more], epsilon=CLAIMED)
     drawn = checked(draw_choices(experiment, results))
     (found,) = drawn.exhibits
@@ -296,10 +308,10 @@ def test_choices_are_compared_seed_by_seed() -> None:
     facts = drawn.facts
     assert facts["choice-best/75x, epsilon 1"] == "plain"
     assert facts["choice-least/75x, epsilon 1"] == pytest.approx(-0.08)
-    assert facts["paired/75x, epsilon 0.1, plain/ours - base"] == pytest.approx(0.12)
+    assert facts["paired/c/a ours - a base"] == pytest.approx(0.12)
 
 
-SKETCHED = "MNIST, sketch without privacy"
+SKETCHED = "a panel"
 
 
 def compression_of(accuracies: dict[str, tuple[float, int]], *, seeds: int = 2) -> Figure:
@@ -309,7 +321,8 @@ def compression_of(accuracies: dict[str, tuple[float, int]], *, seeds: int = 2) 
         for name, (_, size) in accuracies.items()
     )  # fmt: skip
     drawing = "accuracy-compression"
-    experiment = experiment_of("made-up", drawing, seeds=seeds, variants=variants)
+    about = {SKETCHED: PanelFields(task="MNIST", kind="sketch without privacy")}
+    experiment = experiment_of("made-up", drawing, seeds=seeds, variants=variants, panels=about)
     results: dict[Job, Any] = {}
     for variant in variants:
         value, size = accuracies[variant.name]

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from diffsketch.pages.exhibits import Plot, Table
-from diffsketch.planning import PlanRequest, free_size
+from diffsketch.planning import PlanRequest
 from paper.experiments import Experiment, Job, Variant, load
 from paper.figures import Figure
 from paper.free import draw_free
+from paper.free_size import free_size
 from paper.measurements import observe, simulation_of
 from paper.tests.made_up import checked, curve_of, experiment_of, run_of
 

@@ -29,7 +29,7 @@ from tests.methods.test_law_of_cells import (
     DIM,
     SEED,
     VECTOR,
-    Law,
+    Chances,
     cut,
     in_pairs,
     noise_of,
@@ -43,13 +43,13 @@ DIRECTION = ProjUnitMean(DIM, size=5, clip=0.1, per_round=2.0)
 PROJECTED = SketchedGaussianMean(DIM, size=5, clip=1.0, std=0.5, projected_clip=9.0)
 
 
-def law_of(cdf: Callable[[Any], Any] = stats.norm.cdf) -> Law:
+def law_of(cdf: Callable[[Any], Any] = stats.norm.cdf) -> Chances:
     """Of a number of this distribution, in parts of a standard deviation, rounded down."""
     reach = 12 * PARTS
     return -reach, normalised(np.diff(cdf(np.arange(-reach, reach + 1) / PARTS)))
 
 
-def along_and_across(method: ProjUnitMean, source: Noise) -> list[tuple[Tensor, Law]]:
+def along_and_across(method: ProjUnitMean, source: Noise) -> list[tuple[Tensor, Chances]]:
     """Messages along their direction, where a cap is more probable, and across it."""
     bare = method.encode(VECTOR, SEED, Silent()).messages.double()
     cap = method.mechanism._inner._cap
@@ -66,7 +66,7 @@ def along_and_across(method: ProjUnitMean, source: Noise) -> list[tuple[Tensor, 
     return list(zip(((noise_of(method, source).double() + bare) @ frame).T, laws, strict=True))
 
 
-def stated(method: Method, source: Noise) -> list[tuple[Tensor, Law]]:
+def stated(method: Method, source: Noise) -> list[tuple[Tensor, Chances]]:
     """Numbers in parts that are independent by what is stated, and the law of each."""
     if isinstance(method, ProjUnitMean):
         numbers = along_and_across(method, source)

@@ -196,7 +196,10 @@ OWN = {"table_rows": 7, "widths": "15", "paddings": "2", "requirements": "0.1, 4
 @pytest.mark.parametrize("signed", [False, True])
 def test_claims_are_those_of_the_method(signed: bool) -> None:
     """Those that the method itself states about its messages, at the padding that it had."""
-    run = {**RUN, "percentile": "signed"} if signed else RUN
+    reading = (
+        {"method": "diffsketch-reading", "method_settings": "percentile=signed"} if signed else {}
+    )
+    run = RUN | reading
     simulation = simulation_of(run, seed=3)
     seed, noise = SketchKey.from_integer(0).seed(0), FastNoise(0)
     said = [

@@ -12,6 +12,7 @@ from diffsketch.methods import METHODS, Method, build_method
 from diffsketch.methods.gate import release_noise
 from paper.projections import SketchedGaussianMean
 from paper.projunit import ProjUnitMean
+from paper.readings import DiffSketchReading
 from paper.repaired import ProvenDiffSketch
 from paper.rotated import RotatedCpSgd
 from tests.methods import test_contract as contract
@@ -45,6 +46,20 @@ CASES = {
         "proven: client unit, replace, distributed trust",
         3200 / 4,
         0.25,
+    ),
+    "diffsketch-reading": Case(
+        DiffSketchReading(
+            DIM,
+            2,
+            4,
+            per_round=20.0,
+            padding=600,
+            appended="least",
+            percentile="signed",
+            shortfall="graded",
+        ),
+        "claimed: coordinate unit, replace, local trust",
+        None,
     ),
     "projunit": Case(
         ProjUnitMean(dim=DIM, size=10, per_round=8.0, clip=2.0),

@@ -222,7 +222,7 @@ def test_secret_keys_are_a_trust_of_their_own() -> None:
 
 @pytest.mark.parametrize(("std", "whole"), [(0.0883, 164.5), (0.2265, 10.43)])
 def test_a_repaired_run_of_the_papers_size(std: float, whole: float) -> None:
-    """The epsilons of `docs/privacy.md`: 500 rounds, each with a sample of 4 of 625 clients."""
+    """The epsilons of `docs/theorem.md`: 500 rounds, each with a sample of 4 of 625 clients."""
     repaired = SketchedGaussian(1, 400_000, clip=1.0, std=std, projected_clip=1.0).claim_for(4)
     assert isinstance(repaired, SimulatedClaim)
     event = repeated(poisson_sampled(4 / 625, repaired.event), 500)

@@ -11,8 +11,16 @@ from diffsketch.errors import ArgumentError, DataError, DiffSketchError, Mismatc
 
 if TYPE_CHECKING:
     from diffsketch import methods
+    from diffsketch.analytics import (
+        Answer,
+        Items,
+        private_counts,
+        private_mean,
+        private_quantiles,
+        private_top_k,
+    )
     from diffsketch.auditing import audit
-    from diffsketch.methods import Method, build_method, private_mean
+    from diffsketch.methods import Method, build_method
     from diffsketch.planning import PlanRequest, plan
     from diffsketch.privacy import (
         Account,
@@ -39,46 +47,21 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "Account",
-    "ArgumentError",
-    "Budget",
-    "Claim",
-    "CountSketch",
-    "DataError",
-    "DiffSketchError",
-    "DistributedSGD",
-    "Epsilon",
-    "FedAvg",
-    "HashSeed",
-    "MeasuredClaim",
-    "Method",
-    "MismatchError",
-    "NoClaim",
-    "NoiseKey",
-    "OpenClaim",
-    "PaperClaim",
-    "PlanRequest",
-    "ProvenClaim",
-    "Relation",
-    "SecureNoise",
-    "SimulatedClaim",
-    "Simulation",
-    "SketchKey",
-    "Task",
-    "Trust",
-    "Unit",
-    "audit",
-    "build_method",
-    "methods",
-    "plan",
-    "private_mean",
-]
+    "Account", "Answer", "ArgumentError", "Budget", "Claim", "CountSketch", "DataError",
+    "DiffSketchError", "DistributedSGD", "Epsilon", "FedAvg", "HashSeed", "Items",
+    "MeasuredClaim", "Method", "MismatchError", "NoClaim", "NoiseKey", "OpenClaim",
+    "PaperClaim", "PlanRequest", "ProvenClaim", "Relation", "SecureNoise", "SimulatedClaim",
+    "Simulation", "SketchKey", "Task", "Trust", "Unit", "audit", "build_method", "methods",
+    "plan", "private_counts", "private_mean", "private_quantiles", "private_top_k",
+]  # fmt: skip
 
+# The same names once more, for `__getattr__`: type checkers read the imports above instead.
 _ROOMS = {
     "sketch": "CountSketch HashSeed SketchKey",
     "privacy": "Account Budget Claim Epsilon MeasuredClaim NoClaim NoiseKey OpenClaim PaperClaim "
     "ProvenClaim Relation SecureNoise SimulatedClaim Trust Unit",
-    "methods": "Method build_method private_mean",
+    "methods": "Method build_method",
+    "analytics": "Answer Items private_counts private_mean private_quantiles private_top_k",
     "planning": "PlanRequest plan",
     "auditing": "audit",
     "training.rounds": "DistributedSGD FedAvg",

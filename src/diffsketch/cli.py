@@ -174,7 +174,7 @@ def command(
 
         context = inspect.Parameter("context", _KEYWORD, annotation=typer.Context)
         parameters = [context, *map(_parameter, [*options.values(), *shared.values()])]
-        # Typer reads both.
+        # A function with the right signature, since Typer makes options from annotations.
         wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         wrapper.__annotations__ = {item.name: item.annotation for item in parameters}
         paragraphs = (function.__doc__ or "").split("\n\n")
@@ -241,6 +241,7 @@ def _options(
     ] = False,
 ) -> None:
     """Options that come before the command."""
+    # Where a command's context finds it, when it fails.
     context.obj = debug
 
 
@@ -262,7 +263,6 @@ def run(
         "Continue the run in this directory, with the settings that it has; with --rounds, until "
         "that many are done."
     ),
-    overwrite: bool = option("Replace the run that is in --output.", default=False),
     *,
     settings: dict[str, Any],
 ) -> int:
@@ -281,7 +281,7 @@ def run(
     """
     console, words = LastingConsole(), ["diffsketch", *sys.argv[1:]]
     if resume is not None:
-        others = {"output": output, "config": config, "overwrite": overwrite or None, **settings}
+        others = {"output": output, "config": config, **settings}
         names = [name for name, value in others.items() if value is not None and name != "rounds"]
         if names:
             flags = ", ".join("--" + name.replace("_", "-") for name in names)
@@ -289,15 +289,13 @@ def run(
                 f"--resume takes all settings but --rounds from {resume / 'config.toml'}: leave "
                 f"out {flags}"
             )
-    elif overwrite and output is None:
-        raise ArgumentError("overwrite needs --output: other runs get new directories")
     values = read_settings(config) if config is not None else {}
     chosen = RunConfig(**{**values, **settings})
     from diffsketch.app import session
 
     if resume is not None:
         return session.resume(resume, console, command=words, rounds=chosen.rounds)
-    return session.start(chosen, output, console, overwrite=overwrite, command=words)
+    return session.start(chosen, output, console, command=words)
 
 
 @command(
@@ -317,7 +315,7 @@ def compare(
     ),
     jobs: int = option("Processes at a time.", default=1, ge=1),
     output: Path | None = option(
-        "Directory for comparison.json, comparison.csv and all runs; new or empty.",
+        "Directory for comparison.json and all runs; new or empty.",
         means="the first free of runs/compare, -2, -3, ...",
     ),
     resume: Path | None = option("Continue the comparison in this directory."),
@@ -343,6 +341,7 @@ def compare(
             )
         return comparisons.resume(resume, console, jobs=jobs, command=words)
     shared, tables = comparisons.read_comparison(config) if config else ({}, [])
+    # A flag is for all runs, and a table for one: which wins would be a guess.
     for name, table in tables:  # neither a flag nor a table may lose silently
         for key, value in settings.items():
             if table.get(key, value) != value:
@@ -367,12 +366,8 @@ def plan(
     epsilon: float | None = option(
         "Target: the most that the run may cost any client. Without it: bare sketches."
     ),
-    message_bytes: int | None = option(
-        "The most bytes of one client's message in a round.", flag="--bytes"
-    ),
-    free: bool = option(
-        "How small may the table be before compression costs anything at this epsilon?",
-        default=False,
+    message_bytes: int = option(
+        "The most bytes of one client's message in a round.", default=..., flag="--bytes"
     ),
     workers: int | None = option("Workers, if all of them send a message in each round."),
     population: int | None = option("Clients that the cohort of a round is drawn from."),
@@ -405,13 +400,13 @@ def plan(
 
     Compares the private methods of `diffsketch run`, each with its best settings, and predicts
     their errors. Says how to run the best one. Without an epsilon nothing is private, and the bare
-    sketch gets the columns and bits that fit the bytes. With --free: the smallest table that costs
-    nothing beside the dense mean with the same epsilon.
+    sketch gets the columns and bits that fit the bytes.
     """
     from diffsketch import planning
     from diffsketch.app import plans
 
     senders, console = cohort if workers is None else workers, LastingConsole()
+    # Compared with the defaults: given without an epsilon they would be ignored.
     privacy = (trust, unit, relation, sampling, delta, norm, population)
     usual = ("distributed", "client", "replace", "shuffled", 1e-5, 1.0, None)
     for wrong, said in (
@@ -419,44 +414,35 @@ def plan(
         (workers is not None and (cohort, population) != (None, None),
          "--workers stands for --cohort and --population: leave them out"),
         (senders is None, "--cohort must be given, or --workers if all take part each round"),
-        (free and (code or message_bytes is not None),
-         "--free finds the size itself: leave out --bytes and --code"),
-        (message_bytes is None and not free,
-         "--bytes must be given, or --free to ask for the smallest table"),
-        (epsilon is None and (as_json or code or free),
-         "--epsilon must be given with --json, --code and --free"),
+        (epsilon is None and (as_json or code), "--epsilon must be given with --json and --code"),
         (epsilon is None and privacy != usual,
          "--epsilon must be given with --trust, --unit, --relation, --sampling, --delta, "
          "--norm and --population: bare sketches have no privacy to choose"),
     ):  # fmt: skip
         if wrong:
             raise ArgumentError(said)
-    size: Any = {"message_bytes": message_bytes or 6}  # with --free it does not count
     if epsilon is None:
-        sizes = planning.sketch_sizes(dim, senders or 0, **size, rounds=rounds, spread=spread)
-        console.show(*plans.report_sizes(sizes, rounds=rounds, alternatives=alternatives, **size))
+        sizes = planning.sketch_sizes(
+            dim, senders or 0, message_bytes, rounds=rounds, spread=spread
+        )
+        shown: Any = {"message_bytes": message_bytes, "alternatives": alternatives}
+        console.show(*plans.report_sizes(sizes, rounds=rounds, **shown))
         return
     request = planning.PlanRequest(
         dim=dim, cohort=senders or 0, population=population, sampling=sampling, rounds=rounds,
         target_epsilon=epsilon, delta=delta, unit=planning.Unit(unit),
         relation=planning.Relation(relation), trust=planning.Trust(trust), vector_norm=norm,
-        spread=spread, **size,
+        spread=spread, message_bytes=message_bytes,
     )  # fmt: skip
-    if free:
-        answer = planning.free_size(request)
-        data, parts = plans.free_data(answer), plans.report_free(answer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", planning.PlanWarning)  # they are printed below
+        answer = planning.plan(request, alternatives=alternatives)
+    if code:
+        typer.echo(plans.python_code(answer.best, request), nl=False)
+    elif as_json:
+        typer.echo(json.dumps(plans.plan_data(answer), indent=2))
     else:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", planning.PlanWarning)  # they are printed below
-            best = planning.plan(request, alternatives=alternatives)
-        if code:
-            typer.echo(plans.python_code(best.best, request), nl=False)
-            return
-        data, parts = plans.plan_data(best), plans.report_plan(best)
-    if as_json:
-        typer.echo(json.dumps(data, indent=2))
-    else:
-        console.show(*parts)
+        console.show(*plans.report_plan(answer))
 
 
 @command(
@@ -465,7 +451,7 @@ def plan(
 )
 def audit(
     output: Path = option(
-        "Directory for audit.json, audit.png and inversion.png; made if missing.",
+        "Directory for audit.json and audit.png; made if missing.",
         default=Path("runs/audit"),
     ),
     case: list[str] = option("Only this case (see --list); may be repeated.", default=[]),

@@ -7,8 +7,9 @@ import hashlib
 import os
 import pickle
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,17 @@ def _say_uncached(reason: str) -> None:
 
 
 _said = False
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Give PyTorch, and with it the loops here, `count` threads for a while."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def threads_for(work: int) -> int:

@@ -84,6 +84,7 @@ def check_whole(name: str, value: int, *, least: int, most: int | None = None) -
     if most is None:
         check(value >= least, name, f"be >= {least}", value)
         return
+    # 2**63 says more than its nineteen digits.
     limits = f"{least}..{most}"
     if most > 2**53 and most.bit_count() == most.bit_length():  # a power of two, less one
         limits = f"[{least}, 2**{most.bit_length()})"
@@ -120,6 +121,7 @@ def nearest(name: str, names: Iterable[str], *, see: str = "--help") -> str:
     >>> nearest("round", ["rounds", "rows", "seed"])
     'did you mean rounds?'
     """
+    # --batch-size and batch_size are one name to a user.
     spellings = {option.replace("-", "_"): option for option in names}
     close = difflib.get_close_matches(name.replace("-", "_"), spellings, n=2, cutoff=0.6)
     if close:

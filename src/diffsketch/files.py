@@ -66,6 +66,7 @@ def locked_beside(path: Path, *, wait: float) -> Iterator[None]:
         handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)  # never inherited (PEP 446)
     except OSError as error:
         raise LockUnavailable(f"{lock} cannot be opened ({error})") from error
+    # Polled, since a blocking lock could not be given up after a while.
     deadline = time.monotonic() + wait
     try:
         while True:
@@ -78,6 +79,7 @@ def locked_beside(path: Path, *, wait: float) -> Iterator[None]:
                         f"another process holds the lock of {path}, for more than {wait:g} s"
                     ) from None
                 time.sleep(_PAUSE)
+        # A lock on a file that somebody removed locks nobody else out.
         if not is_ours():
             raise LockBusy(f"{lock} was removed or replaced meanwhile")
         yield
@@ -150,6 +152,7 @@ def replace_files(contents: Mapping[Path, bytes]) -> None:
     """
     # `leftovers` knows these names. With the process's number, two writers do not share a file.
     temporary = {path: path.with_name(f".{path.name}.{os.getpid()}.tmp") for path in contents}
+    # New ones, which an error removes again.
     placed: list[Path] = []
     try:
         for path, content in contents.items():
@@ -163,6 +166,7 @@ def replace_files(contents: Mapping[Path, bytes]) -> None:
                 placed.append(path)
     except BaseException:
         for path in (*temporary.values(), *placed):
+            # Best effort: a power cut leaves temporary files, which are removed later.
             path.unlink(missing_ok=True)
         raise
 

@@ -15,7 +15,7 @@ from diffsketch.errors import ArgumentError
 from diffsketch.methods import PlainSketch
 from diffsketch.privacy import BudgetExceeded
 from diffsketch.privacy.claim import Relation, Scope, Trust, Unit
-from diffsketch.training.rounds import FetchSGD, ServerOptimizer
+from diffsketch.training.rounds import ServerOptimizer
 from diffsketch.training.sampling import (
     PoissonDevices,
     ShuffledSampler,
@@ -49,24 +49,20 @@ def test_settings_arrive() -> None:
     config = RunConfig(
         task="mnist-devices", cohort=2, seed=9, hashes="fixed", local_epochs=2, batch_size=3,
         learning_rate=0.5, method="sketch", rows=2, cols=30, family="pairwise", combine="median",
-        server_step=0.5, schedule="sqrt", update_clip=2.0, averaging=0.5, **SMALL,
+        server_step=0.5, schedule="sqrt", update_clip=2.0, **SMALL,
     )  # fmt: skip
     simulation = build(config).simulation
     assert simulation.seed == 9
     assert simulation.hashes == "fixed"
     assert isinstance(simulation.sampler, WeightedSampler)
     assert (simulation.sampler.cohort, simulation.sampler.members) == (2, 4)
-    assert simulation.server == ServerOptimizer(
-        server_step=0.5, schedule="sqrt", update_clip=2.0, averaging=0.5
-    )
+    assert simulation.server == ServerOptimizer(server_step=0.5, schedule="sqrt", update_clip=2.0)
     text = str(simulation.algorithm)
     assert text == "FedAvg(learning_rate=0.5, batch_size=3, local_epochs=2)"
     assert "rows=2, cols=30, family='pairwise', combine='median'" in str(simulation.method)
 
 
 def test_other_servers_samplers_and_models() -> None:
-    config = RunConfig(method="sketch", hashes="fixed", top_k=5, table_momentum=0.9, **SMALL)
-    assert build(config).simulation.server == FetchSGD(5, table_momentum=0.9)
     config = RunConfig(task="mnist-devices", method="none", sampling="poisson", cohort=2, **SMALL)
     assert isinstance(build(config).simulation.sampler, PoissonDevices)
     config = RunConfig(method="sketch", correction="shared", **SMALL)

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from diffsketch.app import files as module
 from diffsketch.app.files import (
-    Metrics,
     RunBusy,
     RunDirectory,
     check_versions,
     free_name,
+    lines_of,
     look,
     pack,
     read_metrics,
@@ -108,38 +108,12 @@ def record(index: int, **more: Any) -> dict[str, Any]:
     return {**values, "bytes_up": 0, "bytes_down": 0, "epsilon": spent, **more}
 
 
-def test_restored_to_what_it_was(tmp_path: Path) -> None:
-    metrics_path = tmp_path / "metrics.jsonl"
-    metrics = Metrics(metrics_path)
-    metrics.append(record(0))
-    metrics.append(record(1))
-    state, before = metrics.state(), metrics_path.read_bytes()
-    metrics.append(record(2))
-    metrics_path.write_bytes(metrics_path.read_bytes() + b'{"half')  # killed while it wrote
-    metrics = Metrics(metrics_path)
-    metrics.restore(state)
-    assert metrics_path.read_bytes() == before
-    assert metrics.state() == state
-    metrics.append(record(2))
-    assert read_metrics(metrics_path) == [record(0), record(1), record(2)]
-    metrics = Metrics(metrics_path)
-    metrics.restore(None)
+def test_lines_that_are_growing_are_read_as_far_as_they_are_whole(tmp_path: Path) -> None:
+    path, curve = tmp_path / "metrics.jsonl", [record(0), record(2)]
+    path.write_bytes(lines_of(curve) + b'{"half')
+    assert read_metrics(path) == curve
     with pytest.raises(ValueError, match="JSON"):
-        metrics.append({"loss": math.nan})
-    assert metrics_path.read_bytes() == b""
-
-
-@pytest.mark.parametrize("damage", ["shorter", "changed"])
-def test_damage_is_noticed_and_kept(tmp_path: Path, damage: str) -> None:
-    metrics_path = tmp_path / "metrics.jsonl"
-    metrics = Metrics(metrics_path)
-    metrics.append({"round": 0})
-    state, content = metrics.state(), metrics_path.read_bytes()
-    damaged = content[:-2] if damage == "shorter" else content.replace(b"0", b"7")
-    metrics_path.write_bytes(damaged)
-    with pytest.raises(DataError, match=r"metrics\.jsonl: damaged"):
-        Metrics(metrics_path).restore(state)
-    assert metrics_path.read_bytes() == damaged
+        lines_of([{"loss": math.nan}])
 
 
 @pytest.mark.parametrize(("value", "doors"), [(0.5, ()), (math.inf, ("evaluation",))])
@@ -154,33 +128,21 @@ CONFIG = RunConfig(rounds=3, method="none")
 COMMAND = ["diffsketch", "run"]
 
 
-def begin(path: Path, *, overwrite: bool = False) -> None:
-    created = RunDirectory.create(path, CONFIG, command=COMMAND, overwrite=overwrite)
-    with created as directory:
+def begin(path: Path) -> None:
+    with RunDirectory.create(path, CONFIG, command=COMMAND) as directory:
         directory.write_checkpoint(b"content", {"training": 0.5, "total": 1.0})
 
 
-def test_a_run_is_not_removed_silently(tmp_path: Path) -> None:
-    begin(tmp_path)
+@pytest.mark.parametrize("runs", [True, False])
+def test_files_that_are_there_stay(tmp_path: Path, runs: bool) -> None:
+    if runs:
+        begin(tmp_path)
     (tmp_path / "notes.txt").write_text("mine")
     content = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(ArgumentError, match=r"holds a run: .*--resume .*--overwrite"):
+    said = r"holds a run: .*--resume" if runs else "not those of a run"
+    with pytest.raises(ArgumentError, match=said):
         begin(tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == content
-    with RunDirectory.open(tmp_path):
-        pass  # the lock is not held any more
-    with RunDirectory.create(tmp_path, CONFIG, command=COMMAND, overwrite=True):
-        names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"command.txt", "config.toml", "run.json", "notes.txt"}
-
-
-@pytest.mark.parametrize("overwrite", [False, True])
-def test_files_of_others_are_never_removed(tmp_path: Path, overwrite: bool) -> None:
-    (tmp_path / "config.toml").write_text("mine")
-    with pytest.raises(ArgumentError, match="not those of a run"):
-        begin(tmp_path, overwrite=overwrite)
-    assert [path.name for path in tmp_path.iterdir()] == ["config.toml"]
-    assert (tmp_path / "config.toml").read_text() == "mine"
 
 
 @pytest.mark.slow
@@ -201,7 +163,7 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
         with pytest.raises(RunBusy, match="another process"), RunDirectory.open(tmp_path):
             pass
         with pytest.raises(RunBusy, match="another process"):
-            begin(tmp_path, overwrite=True)
+            begin(tmp_path)
         other.kill()
     with RunDirectory.open(tmp_path):
         pass  # a process that was killed holds no lock
@@ -223,7 +185,7 @@ def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path) -> None:
         ("run.json", "{", "damaged"),
         ("run.json", "[]", "damaged"),
         ("run.json", '{"format": "diffsketch run 9"}', "another version"),
-        ("run.json", '{"format": "diffsketch run 2"}', "its checksum differs"),
+        ("run.json", '{"format": "diffsketch run 3"}', "its checksum differs"),
     ],
 )
 def test_changed_and_damaged_files_are_refused(
@@ -271,10 +233,14 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
             pass
     (tmp_path / "file").unlink()
     begin(tmp_path)
-    for name, said in (("config.toml", "missing"), ("run.json", "missing")):
-        (tmp_path / name).unlink()
-        with pytest.raises(DataError, match=f"{name}: {said}"):
-            look(tmp_path)
+    settings = (tmp_path / "config.toml").read_bytes()
+    (tmp_path / "config.toml").unlink()  # as a run that was killed while it began
+    assert look(tmp_path).config == CONFIG
+    with RunDirectory.open(tmp_path):
+        assert (tmp_path / "config.toml").read_bytes() == settings
+    (tmp_path / "run.json").unlink()
+    with pytest.raises(DataError, match=r"run\.json: missing"):
+        look(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["diffsketch", "torch", "numpy", "machine", "source"])

@@ -21,7 +21,7 @@ import pytest
 
 from diffsketch import files
 from diffsketch.app import build, compare, session
-from diffsketch.app.files import Metrics
+from diffsketch.app.files import RunDirectory
 from diffsketch.app.settings import RunConfig
 from diffsketch.app.terminal import LastingConsole
 from diffsketch.errors import ArgumentError, DataError
@@ -32,7 +32,7 @@ from tests.app.commands import interrupted_in_round, invoke, read, read_lines
 FINAL = ("config.toml", "run.json", "metrics.jsonl", "model.safetensors", "summary.json")
 SMALL: dict[str, Any] = {"workers": 3, "samples": 20, "evaluate_every": 2, "checkpoint_seconds": 0}
 SGD = RunConfig(
-    rounds=3, momentum=0.9, averaging=0.5, rows=3, cols=22, schedule="cosine", **SMALL
+    rounds=3, momentum=0.9, rows=3, cols=22, schedule="cosine", **SMALL
 )  # fmt: skip
 # More rounds than the budget allows: it stops in between.
 BUDGET = RunConfig(
@@ -41,7 +41,7 @@ BUDGET = RunConfig(
 )  # fmt: skip
 
 
-LONGER = RunConfig(rounds=6, averaging=0.5, rows=3, cols=22, schedule="sqrt", **SMALL)
+LONGER = RunConfig(rounds=6, rows=3, cols=22, schedule="sqrt", **SMALL)
 
 
 class Killed(BaseException):
@@ -80,7 +80,7 @@ class Moments:
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        write, append = files._write, Metrics.append
+        write, append = files._write, RunDirectory.add_measurement
 
         def half_file(path: Path, content: bytes) -> None:
             self.note(f"before write {re.sub('[0-9]+', '', path.name)}")
@@ -88,16 +88,17 @@ class Moments:
             self.note(f"half of {re.sub('[0-9]+', '', path.name)}")
             write(path, content)
 
-        def half_line(metrics: Metrics, record: Any) -> None:
-            content = metrics._path.read_bytes() if metrics._path.exists() else b""
-            metrics._path.write_bytes(content + json.dumps(record).encode()[:10])
+        def half_line(directory: RunDirectory, record: Any) -> None:
+            path = directory.metrics
+            content = path.read_bytes() if path.exists() else b""
+            path.write_bytes(content + json.dumps(record).encode()[:10])
             self.note("half of a line")
-            metrics._path.write_bytes(content)
-            append(metrics, record)
+            path.write_bytes(content)
+            append(directory, record)
 
         with ExitStack() as stack:
             stack.enter_context(mock.patch.object(files, "_write", half_file))
-            stack.enter_context(mock.patch.object(Metrics, "append", half_line))
+            stack.enter_context(mock.patch.object(RunDirectory, "add_measurement", half_line))
             for owner, name in (
                 (Simulation, "step"), (os, "fsync"), (Path, "replace"), (Path, "unlink"),
                 (Path, "mkdir"),
@@ -207,7 +208,7 @@ def test_killed_at_any_moment(tmp_path: Path, case: str) -> None:
     points = {point for point in points if labels[point] not in known} | set(
         range(0, len(labels), 29)
     )
-    assert {f"half of .{name}..tmp" for name in FINAL if name != "metrics.jsonl"} <= set(labels)
+    assert {f"half of .{name}..tmp" for name in FINAL} <= set(labels)
     assert {"before step ", "half of a line", "before fsync "} <= set(labels)
     for point in sorted(points):
         path = tmp_path / f"killed-{point}"
@@ -244,7 +245,15 @@ def test_measurements_that_are_not_cut_back_are_noticed(
     """The negative control of the test above."""
     whole = Moments()
     run(SGD, tmp_path / "whole", whole)
-    monkeypatch.setattr(Metrics, "restore", lambda *_: None)
+    monkeypatch.setattr(RunDirectory, "write_metrics", lambda *_: None)
+    real = RunDirectory.write_results  # which has them too
+
+    def as_they_are(directory: RunDirectory, *, curve: Any, **parts: Any) -> None:
+        content = directory.metrics.read_bytes()
+        real(directory, curve=curve, **parts)
+        directory.metrics.write_bytes(content)
+
+    monkeypatch.setattr(RunDirectory, "write_results", as_they_are)
     with pytest.raises(Killed):
         run(SGD, tmp_path / "killed", LastLine(whole.labels.count("half of a line")))
     run(SGD, tmp_path / "killed", Moments())

@@ -15,11 +15,10 @@ from typing import Any
 
 import pytest
 
-from diffsketch.app import files as directory
 from diffsketch.app import session
 from diffsketch.app.files import locked
 from diffsketch.app.run_pages import page_of_runs, plots_of, results_of, table_of
-from diffsketch.app.run_records import RunLine, RunRecord, lines_of, read_run
+from diffsketch.app.run_records import RunLine, RunRecord, lines_of
 from diffsketch.app.settings import RunConfig
 from diffsketch.pages.exhibits import Page, Plot, Series, Table
 from diffsketch.pages.page import render
@@ -74,11 +73,8 @@ def made(
         **points[-1], "outcome": outcome, "reason": "", "diverging": False,
         "rounds": points[-1]["round"], "message_bytes": 7, "claim": "", "assumes": [],
     }  # fmt: skip
-    ended = outcome not in ("interrupted", "under way")
-    return RunRecord(
-        Path(path), config, summary if ended else None, points, {}, name=name,
-        under_way=outcome == "under way",
-    )  # fmt: skip
+    ended = outcome != "unfinished"
+    return RunRecord(Path(path), config, summary if ended else None, points, {}, name=name)
 
 
 @pytest.fixture(scope="session")
@@ -150,7 +146,6 @@ def test_what_diverged_is_shown_so(page: Page) -> None:
     assert loss.y[0] is not None
     assert loss.y[-1] is None
     assert rows_of(page)["hot"]["Outcome"] == "diverged (of 4 rounds)"
-    assert "Diverged: hot (2 of 2)." in page.sections[0].lead
 
 
 def test_the_legend_has_all_words_of_each_epsilon(page: Page) -> None:
@@ -207,7 +202,6 @@ def test_leads_claims_settings_and_origin(page: Page) -> None:
     rows = rows_of(page)
     best = max(rows.values(), key=lambda row: row["Accuracy, %"])
     assert f"{best['Run']} is the most accurate with {best['Accuracy, %']:.2f}%" in page.lead
-    assert "Proven privacy: gauss." in page.sections[0].lead
     assert page.sections[-1].name == "privacy"
     text = "\n".join(page.sections[-1].text)
     for words in (
@@ -273,13 +267,21 @@ def test_a_seed_that_stopped_keeps_its_last_value() -> None:
 
 def test_a_seed_that_goes_on_counts_as_far_as_it_is() -> None:
     whole = made(point(0, 0.1), point(5, 0.5), point(10, 0.9))
-    open_end = made(point(0, 0.1), point(5, 0.3), outcome="under way", seed=1)
+    open_end = made(point(0, 0.1), point(5, 0.3), outcome="unfinished", seed=1)
     (line,), _ = lines_of([whole, open_end])
     accuracy = plots_of([line], prefix="p")[0].series[0]
     assert accuracy.y == pytest.approx((0.1, 0.4, 0.9))
-    assert accuracy.ended == "1 of 2 seeds under way"
+    assert accuracy.ended == "1 of 2 seeds unfinished"
     assert "seed 1: 5 of 10 rounds so far" in accuracy.note
     assert results_of(line)["Accuracy, %"] == 90  # of those that ended
+
+
+def test_the_epsilon_of_a_line_is_the_largest_of_its_seeds() -> None:
+    totals = [Epsilon(value, 1e-5, 5, Basis.PROVEN, SCOPE) for value in (1.0, 3.0, 2.0)]
+    points = [{**point(5, 0.5), "epsilon": total.to_json()} for total in totals]
+    (line,), _ = lines_of([made(one, seed=seed) for seed, one in enumerate(points)])
+    assert line.epsilon == totals[1]
+    assert results_of(line)["Epsilon"] == totals[1]
 
 
 def names(*runs: RunRecord) -> list[str]:
@@ -322,7 +324,7 @@ def test_names_of_comparisons_are_kept() -> None:
 
 def test_a_run_twice_is_counted_once_unless_it_differs() -> None:
     long = made(point(0, 0.1), point(5, 0.5), path="long")
-    short = made(point(0, 0.1), path="short", outcome="interrupted")
+    short = made(point(0, 0.1), path="short", outcome="unfinished")
     lines, notes = lines_of([short, long])
     assert [line.runs for line in lines] == [(long,)]
     assert notes == ["short repeats long, and is counted once."]
@@ -361,32 +363,16 @@ def test_nothing_is_locked_or_changed(
         locked(stopped).__enter__()
 
 
-def test_interrupted_and_under_way(
-    stopped: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_unfinished_runs(stopped: Path) -> None:
     page = page_of_runs([stopped])
     row = rows_of(page)["none"]
-    assert (row["Outcome"], row["Rounds"]) == ("interrupted (of 4 rounds)", 3)
+    assert (row["Outcome"], row["Rounds"]) == ("unfinished (of 4 rounds)", 3)
     assert "Bytes of a message" not in row  # nobody knows it before the summary
     assert row["ms a round"] > 0
     line = series_of(page, "mnist-loss", "none")
-    assert (line.x, line.ended) == ((0.0, 2.0), "interrupted")
-    assert page.notice == "1 of 1 runs interrupted."
+    assert (line.x, line.ended) == ((0.0, 2.0), "unfinished")
+    assert page.notice == "1 of 1 runs unfinished."
     assert "so far" in page.lead
-    place = stopped.stat()
-    where = f"{os.major(place.st_dev):02x}:{os.minor(place.st_dev):02x}:{place.st_ino}"
-    (tmp_path / "locks").write_text(f"1: FLOCK  ADVISORY  WRITE 12 {where} 0 EOF\n")
-    monkeypatch.setattr(directory, "_LOCKS", tmp_path / "locks")
-    assert read_run(stopped).outcome == "under way"
-    monkeypatch.setattr(directory, "_LOCKS", tmp_path / "none")
-    assert read_run(stopped).outcome == "interrupted"
-
-
-@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="the kernel does not tell")
-def test_the_kernel_tells_who_writes(stopped: Path) -> None:
-    with locked(stopped):
-        assert read_run(stopped).outcome == "under way"
-    assert read_run(stopped).outcome == "interrupted"
 
 
 def test_a_run_that_has_just_begun(stopped: Path, tmp_path: Path) -> None:
@@ -450,7 +436,7 @@ RUN = Path("runs/compare/plain/seed-0")
         ("nowhere", None, "nowhere: no such directory"),
         ("empty", lambda: Path("empty").mkdir(), "empty: there is no run in it"),
         (RUN, lambda: change(RUN / "config.toml", "rounds = 4", "rounds = 5"), "toml: changed"),
-        (RUN, lambda: change(RUN / "run.json", "run 2", "run 9"), "another version"),
+        (RUN, lambda: change(RUN / "run.json", "run 3", "run 9"), "another version"),
         (RUN, lambda: (RUN / "metrics.jsonl").unlink(), "metrics.jsonl: damaged or missing"),
         (RUN, lambda: other_record(RUN / "metrics.jsonl"), "metrics.jsonl: damaged: line 2"),
         (RUN, lambda: change(RUN / "metrics.jsonl", '"accuracy": 0.', '"accuracy": 7.'), "from 0"),

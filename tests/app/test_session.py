@@ -149,17 +149,6 @@ def test_config_file_and_flags(here: Path) -> None:
         assert again[name] == one[name], name
 
 
-def test_existing_run_is_kept_unless_told(here: Path) -> None:
-    arguments = ["run", *SMALL, "--rounds", "1", "--method", "none", "--output", "out"]
-    done(*arguments)
-    before = (here / "out" / "summary.json").read_bytes()
-    said = refused(invoke(*arguments, "--seed", "1"))
-    assert "--output must be a new or empty directory" in said
-    assert (here / "out" / "summary.json").read_bytes() == before
-    done(*arguments, "--seed", "1", "--overwrite")
-    assert read(here / "out" / "summary.json")["seed"] == 1
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -175,11 +164,9 @@ def test_existing_run_is_kept_unless_told(here: Path) -> None:
             "error: --clip and --noise-multiplier (or a --budget that it is found from) must be",
         ),
         (["--budget", "1"], "--budget must not be given where nothing is proven"),
-        (["--top-k", "5"], "--top-k needs --hashes='fixed'"),
         (["--data-dir", "none"], "none"),
         (["--algorithm", "fedavg", "--cohort", "11"], "--cohort must be at most the number of"),
         (["--config", "none.toml"], "none.toml: No such file"),
-        (["--overwrite"], "--overwrite needs --output"),
         pytest.param(
             ["--device", "cuda"], "--device must be cpu where PyTorch finds no CUDA device",
             marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
@@ -376,14 +363,16 @@ def test_damaged_summary(stopped: Path) -> None:
         assert "summary.json: damaged" in refused(invoke("run", "--resume", stopped))
 
 
-def test_a_lost_model_is_written_again_but_no_measurements(stopped: Path) -> None:
+def test_what_the_checkpoint_knows_is_written_again(stopped: Path) -> None:
     content = (stopped / "metrics.jsonl").read_bytes()
-    (stopped / "metrics.jsonl").unlink()
-    assert "metrics.jsonl: missing" in refused(invoke("run", "--resume", stopped))
-    assert not (stopped / "metrics.jsonl").exists()
-    (stopped / "metrics.jsonl").write_bytes(content)
+    (stopped / "metrics.jsonl").write_bytes(b"changed\n")
+    with interrupted_in_round(2):  # and not at the end only: somebody may look meanwhile
+        assert invoke("run", "--resume", stopped).exit_code == 130
+    assert [line["round"] for line in read_lines(stopped / "metrics.jsonl")] == [0, 2, 4, 6]
     done("run", "--resume", stopped)
     before = contents(stopped)
+    assert before["metrics.jsonl"].startswith(content)
+    assert [line["round"] for line in read_lines(stopped / "metrics.jsonl")] == [*range(0, 13, 2)]
     (stopped / "model.safetensors").unlink()
     done("run", "--resume", stopped)
     after = contents(stopped)

@@ -145,10 +145,7 @@ def build_cases() -> dict[str, Case]:
             DiffSketch(DIM, 2, 4, per_round=20.0, padding=600), CLAIMED, padding * 600 / 4
         ),
         "diffsketch-least": Case(
-            DiffSketch(
-                DIM, 2, 4, per_round=20.0, padding=600, appended="least", percentile="signed",
-                shortfall="graded",
-            ), CLAIMED, None,
+            DiffSketch(DIM, 2, 4, per_round=20.0, padding=600, appended="least"), CLAIMED, None
         ),
         "laplace": Case(RawLaplace(DIM, per_round=4.0), CLAIMED, laplace_variance(1, 4.0)),
         "laplace-clipped": Case(laplace, PROVEN, 2 * (2 * 256 / 4.0) ** 2, 0.25),
@@ -240,7 +237,6 @@ class HalfNoise(Noise):
     def skellam(self, shape: tuple[int, ...], variance: float) -> Tensor:
         return self.inner.skellam(shape, variance / 4)
 
-    def binomial(self, shape: tuple[int, ...], trials: int, probability: float) -> Tensor:
+    def binomial(self, shape: tuple[int, ...], trials: int) -> Tensor:
         fewer = trials // 4
-        mean = round((trials - fewer) * probability)
-        return self.inner.binomial(shape, fewer, probability) + mean
+        return self.inner.binomial(shape, fewer) + (trials - fewer) // 2

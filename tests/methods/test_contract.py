@@ -116,7 +116,7 @@ def test_a_single_coordinate(name: str) -> None:
         ("sketch", {"row": 3}, "it has: rows, cols, family, combine"),
         ("sketch", {"rows": 0}, "rows must be in 1"),
         ("sketch", {"rows": "3"}, "rows must be an int"),
-        ("sketch", {"combine": "mode"}, "combine must be mean or median"),
+        ("sketch", {"combine": "mode"}, "combine must be median or mean"),
         ("sketch", {"family": "other"}, "family must be one of"),
         ("diffsketch", {"per_round": 0.0}, "per_round must be a number > 0"),
         ("diffsketch", {"padding": -1}, "padding must be >= 0"),

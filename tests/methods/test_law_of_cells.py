@@ -27,6 +27,7 @@ from diffsketch.methods.paper import LaplaceBaseline
 from diffsketch.privacy import FastNoise, Noise, SecureNoise
 from diffsketch.privacy.claim import ProvenClaim, Trust
 from diffsketch.privacy.clipping import centre
+from diffsketch.privacy.integer_table import ExponentialLaw, Law
 from diffsketch.privacy.mechanisms.integer import DiscreteGaussianMechanism
 from diffsketch.sketch import SketchKey
 from tests.helpers.library import LIBRARY
@@ -40,7 +41,7 @@ from tests.privacy.laws import (
     surprise,
 )
 
-Law: TypeAlias = tuple[int, Probabilities]
+Chances: TypeAlias = tuple[int, Probabilities]
 Integers: TypeAlias = npt.NDArray[np.int64]
 
 CHANCE, MESSAGES, COHORT, DIM = 1e-9, 1 << 15, 2, 6
@@ -85,11 +86,11 @@ def noise_of(method: Method, source: Noise) -> Tensor:
     return noise.flatten(1)
 
 
-def stated(method: Any, source: Noise) -> list[tuple[Tensor, Law]]:
+def stated(method: Any, source: Noise) -> list[tuple[Tensor, Chances]]:
     """Noise in whole numbers that are independent by what is stated, and the law of each."""
     noise = noise_of(method, source)
     if isinstance(method, CpSgd):
-        lowest, chances = binomial_law(method.trials or 0, 0.5)
+        lowest, chances = binomial_law(method.trials or 0)
         law = lowest - (method.trials or 0) // 2, chances
     elif isinstance(method, LaplaceBaseline):
         assert method.mechanism is not None
@@ -104,7 +105,7 @@ def stated(method: Any, source: Noise) -> list[tuple[Tensor, Law]]:
     return [(cell, law) for cell in noise.T]
 
 
-def coarse(values: Tensor, law: Law) -> tuple[Tensor, Probabilities]:
+def coarse(values: Tensor, law: Chances) -> tuple[Tensor, Probabilities]:
     """The same in at most `BINS` bins from 0 on."""
     lowest, chances = law
     width = -(-len(chances) // BINS)
@@ -112,7 +113,7 @@ def coarse(values: Tensor, law: Law) -> tuple[Tensor, Probabilities]:
     return torch.div(values - lowest, width, rounding_mode="floor"), sums
 
 
-def surprise_of(cells: list[tuple[Tensor, Law]]) -> float:
+def surprise_of(cells: list[tuple[Tensor, Chances]]) -> float:
     """A bound on the probability of messages as far off, for noise as stated."""
     binned = [coarse(values, law) for values, law in cells]
     chances = [surprise(values, 0, law) for values, law in binned]
@@ -163,12 +164,11 @@ class Faulty(FastNoise):
         super().__init__(6)
         self.fault = fault
 
-    def _integers(self, shape: Any, law: Any, *parameters: float) -> Tensor:
-        first, values = parameters[0], super()._integers(shape, law, *parameters)
-        if law == "binomial":
-            return self.fault(values - int(first) // 2, math.sqrt(first) / 2) + int(first) // 2
-        spread = {"skellam": math.sqrt(first), "discrete_laplace": math.sqrt(2) * first}
-        return self.fault(values, spread.get(law, first))
+    def _integers(self, shape: Any, law: Law) -> Tensor:
+        values = super()._integers(shape, law)
+        if isinstance(law, ExponentialLaw):
+            return self.fault(values, law.scale * (math.sqrt(2) if law.power == 1 else 1))
+        return self.fault(values, math.sqrt(law.variance))
 
 
 def cut(values: Tensor, spread: float) -> Tensor:

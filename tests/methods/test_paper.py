@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -12,11 +11,9 @@ from torch import Tensor
 from diffsketch.errors import ArgumentError
 from diffsketch.methods import (
     DiffSketch,
-    Method,
     PlainSketch,
     RawLaplace,
     SketchLaplace,
-    build_method,
 )
 from diffsketch.methods.plain import TableMethod
 from diffsketch.privacy import (
@@ -146,46 +143,6 @@ def test_the_least_padding_is_what_theorem_1_needs_for_each_message(vectors: Ten
     assert sorted(factored) == [False, True, True]
     with pytest.raises(ArgumentError, match="padding must be >= 1"):
         DiffSketch(DIM, *size, per_round=target, appended="least")
-
-
-def test_a_graded_shortfall_adds_the_missing_part_of_the_noise(vectors: Tensor) -> None:
-    whole, graded = (
-        DiffSketch(DIM, 3, 2, per_round=0.05, shortfall=one).encode(vectors, SEED, noise())
-        for one in ("whole", "graded")
-    )
-    bare = CountSketch(DIM, 3, 2).encode(vectors, SEED)
-    assert whole.claimed is not None
-    missing = (1 - 0.05 / whole.claimed).clamp(min=0)[:, None, None]
-    assert 0 < float(missing.max()) < 1
-    torch.testing.assert_close(
-        graded.messages - bare, (whole.messages - bare) * missing.float(), rtol=1e-3, atol=1e-3
-    )
-
-
-@pytest.mark.parametrize("kind", ["laplace", "sketch-laplace", "diffsketch"])
-def test_signed_alpha_is_that_of_the_values(kind: str) -> None:
-    """Where nine in ten are negative, it is 0, and the largest size stands in for it."""
-    vectors = torch.randn(WORKERS, DIM, generator=torch.Generator().manual_seed(6))
-    vectors[-1] = -vectors[-1].abs()
-    settings: dict[str, object] = {} if kind == "laplace" else {"rows": 2, "cols": 20}
-
-    def method(percentile: str, **more: object) -> Method:
-        given = {"per_round": 1.0, "percentile": percentile, **settings, **more}
-        return build_method(kind, dim=DIM, cohort=1, settings=given)
-
-    bare = vectors if kind == "laplace" else CountSketch(DIM, 2, 20).encode(vectors, SEED)
-    sizes, signed = (
-        (method(one).encode(vectors, SEED, noise()).messages - bare).flatten(1).norm(dim=1)
-        for one in ("sizes", "signed")
-    )
-    values = vectors.double().numpy()
-    alphas = np.quantile(values, 0.9, axis=1)
-    alphas[-1] = np.abs(values[-1]).max()
-    expected = alphas / np.quantile(np.abs(values), 0.9, axis=1)
-    np.testing.assert_allclose(signed / sizes, expected, rtol=1e-4)
-    if kind != "diffsketch":
-        with pytest.raises(ArgumentError, match="percentile must not be given with a clip"):
-            method("signed", clip=1.0)
 
 
 def test_the_query_is_that_of_the_longer_sketch(vectors: Tensor) -> None:

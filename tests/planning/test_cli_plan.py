@@ -162,7 +162,6 @@ def test_names_are_those_of_the_library() -> None:
         ("--population 10", "--workers stands for"),
         ("--sampling poisson", "--sampling must not be poisson but for client unit"),
         ("--unit example", "--unit must be client or coordinate"),
-        ("--free", "--free finds the size itself: leave out --bytes and --code"),
         ("--json --code", "--json and --code do not go together"),
         (None, "--cohort must be given, or --workers"),
     ],
@@ -192,15 +191,11 @@ def test_without_an_epsilon_it_is_about_bare_sketches() -> None:
     printed = plain(run(["plan", "--dim", "7850", "--workers", "10", "--rounds", "5000",
                          "--bytes", "8"]))  # fmt: skip
     assert "3,925x" in printed
-    where = "--task mnist --workers 10 --rounds 5000"
-    assert f"diffsketch run {where} --method sketch --rows 1 --cols 22 --bits 2" in printed
-    other = plain(run(["plan", "--dim", "99", "--workers", "10", "--rounds", "5", "--bytes", "8"]))
-    assert "diffsketch run" not in other
+    assert 'sketch_state(model, "sketch", rows=1, cols=22, bits=2, seed=7)' in printed
     assert "No privacy" in printed
     whole = ["plan", "--dim", "7850", "--workers", "10", "--rounds", "5", "--bytes"]
     fits = plain(run([*whole, "31404", "--alternatives", "1"]))
     assert "Best: no sketch. Vectors as they are fit, with 31,404 bytes a message" in fits
-    assert "diffsketch run --task mnist --workers 10 --rounds 5 --method none" in fits
     assert "In DDP" not in fits
     assert fits.count("x ") == 2  # rows of the table: as many as were asked for
     most = plain(run([*whole, "31403"]))

@@ -42,7 +42,8 @@ from diffsketch.planning import (
     plan,
 )
 from diffsketch.planning.search import _Search, search
-from diffsketch.privacy.accounting.account import Account, Budget, BudgetExceeded
+from diffsketch.privacy.accounting.account import Account
+from diffsketch.privacy.accounting.budget import Budget, BudgetExceeded
 from diffsketch.privacy.claim import Basis, ProvenClaim
 from diffsketch.sketch import SketchKey
 from diffsketch.training.sampling import PoissonDevices, ShuffledSampler
@@ -332,7 +333,8 @@ def test_ties_go_to_the_weakest_trust(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"message_bytes": 5}, "message_bytes must be >= 6"),
         ({"vector_norm": math.nan}, "vector_norm must be in 1e-30..1e30"),
         ({"spread": -1.0}, "spread must be >= 0 and finite"),
-        ({"unit": "person"}, "unit must be one of coordinate, example, client"),
+        ({"unit": "house"}, "unit must be one of coordinate, example, person, client"),
+        ({"unit": "person"}, "unit must be client or coordinate, got unit='person'"),
         ({"unit": "example"}, "unit must be client or coordinate"),
         ({"sampling": "random"}, "sampling must be one of shuffled, uniform, weighted, poisson"),
         ({"sampling": "poisson"}, "sampling must not be poisson but for client unit"),

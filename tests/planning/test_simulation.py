@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from diffsketch.methods import Method, build_method, private_mean
+from diffsketch.methods import Method, build_method
 from diffsketch.methods.forecast import Plannable, Vectors
+from diffsketch.methods.gate import private_mean
 from diffsketch.planning import Option, PlanRequest, Relation, Trust
 from diffsketch.planning.search import search
 from diffsketch.privacy import CohortNoise, NoiseKey

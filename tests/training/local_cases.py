@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from diffsketch.training.local import ClosedForm, Functional, LocalTrainer, WorkerLoop
 from diffsketch.training.models import CharLSTM, LogisticRegression, SmallCNN, flatten, load
 from diffsketch.training.tasks import Batches, Examples
 
@@ -68,15 +70,14 @@ def windows() -> Examples:
     return Examples(inputs, torch.randint(80, (COUNT,), generator=generator))
 
 
-Case = tuple[Callable[[], nn.Module], Callable[[], Examples], str]
+Case = tuple[Callable[[], nn.Module], Callable[[], Examples], Callable[[Any], LocalTrainer]]
 CASES: dict[str, Case] = {
-    "logistic closed": (logistic, vectors, "closed"),
-    "logistic batched": (logistic, vectors, "batched"),
-    "perceptron batched": (perceptron, vectors, "batched"),
-    "perceptron threads": (perceptron, vectors, "threads"),
-    "perceptron loop": (perceptron, vectors, "loop"),
-    "cnn batched": (SmallCNN, images, "batched"),
-    "lstm threads": (CharLSTM, windows, "threads"),
+    "logistic closed": (logistic, vectors, ClosedForm),
+    "logistic batched": (logistic, vectors, Functional),
+    "perceptron batched": (perceptron, vectors, Functional),
+    "perceptron loop": (perceptron, vectors, WorkerLoop),
+    "cnn batched": (SmallCNN, images, Functional),
+    "lstm loop": (CharLSTM, windows, WorkerLoop),
 }
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -33,14 +35,14 @@ Made = tuple[nn.Module, Examples, LocalTrainer]
 
 @pytest.fixture(params=CASES)
 def case(request: pytest.FixtureRequest) -> Made:
-    model, examples, kind = CASES[request.param]
-    made = model()
-    return made, examples(), trainer_for(made, kind=kind)  # type: ignore[arg-type]
+    make_model, examples, make_trainer = CASES[request.param]
+    model = make_model()
+    return model, examples(), make_trainer(model)
 
 
 # One case of each way to train.
 each_kind = pytest.mark.parametrize(
-    "case", ["logistic closed", "perceptron batched", "perceptron threads"], indirect=True
+    "case", ["logistic closed", "perceptron batched", "perceptron loop"], indirect=True
 )
 
 
@@ -94,7 +96,7 @@ def test_same_input_same_bits(case: Made) -> None:
     model, examples, trainer = case
     weights = flatten(model)
     before, untouched = torch.get_rng_state(), weights.clone()
-    other = trainer_for(model, kind=_kind(trainer))  # type: ignore[arg-type]
+    other = type(trainer)(model)
     for ragged in (False, True):
         chosen = batches(9, 2, 5, ragged=ragged)
         first = trainer.updates(weights, examples, chosen, learning_rate=0.3)
@@ -107,12 +109,6 @@ def test_same_input_same_bits(case: Made) -> None:
     assert torch.equal(weights, untouched)
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.get_num_threads() == 2
-
-
-def _kind(trainer: LocalTrainer) -> str:
-    if isinstance(trainer, WorkerLoop):
-        return "threads" if trainer._threads else "loop"
-    return "closed" if isinstance(trainer, ClosedForm) else "batched"
 
 
 def test_nan_stays_with_its_worker(case: Made) -> None:
@@ -151,12 +147,11 @@ def test_evaluate(case: Made) -> None:
 @pytest.mark.slow
 def test_parts_of_a_cohort_are_the_cohort(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("diffsketch.training.local._EVALUATED", 7)
-    for kind_of in (ClosedForm, Functional):
-        monkeypatch.setattr(kind_of, "examples_at_once", 20)
+    monkeypatch.setattr(Functional, "examples_at_once", 20)
     examples = vectors()  # inputs that lie apart, which are not for compiled loops
     examples = Examples(examples.inputs.mT.contiguous().mT, examples.labels)
-    for model, kind in ((logistic(), "closed"), (perceptron(), "batched")):
-        trainer = trainer_for(model, kind=kind)  # type: ignore[arg-type]
+    for model in (logistic(), perceptron()):
+        trainer = trainer_for(model)
         for ragged in (False, True):
             chosen = batches(9, 2, 5, ragged=ragged)
             found = trainer.updates(flatten(model), examples, chosen, learning_rate=0.3)
@@ -191,8 +186,7 @@ def test_whole_numbers_are_taken_as_they_are() -> None:
     model, floats = logistic(), vectors()
     pixels = Examples((10 * floats.inputs).to(torch.uint8), floats.labels)
     chosen = batches(4, 2, 3)
-    for kind in ("closed", "batched", "loop"):
-        trainer = trainer_for(model, kind=kind)
+    for trainer in (trainer_for(model), Functional(model), WorkerLoop(model)):
         found = trainer.updates(flatten(model), pixels, chosen, learning_rate=0.01)
         close(found, plain(model, pixels, chosen, 0.01))
         same = Examples(pixels.inputs.float(), pixels.labels)
@@ -203,10 +197,10 @@ def test_whole_numbers_are_taken_as_they_are() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_on_the_device_of_the_weights(name: str) -> None:
     device = "cuda"
-    make, examples_of, kind = CASES[name]
+    make, examples_of, make_trainer = CASES[name]
     model, examples, chosen = make(), examples_of(), batches(6, 2, 5, ragged=True)
     expected = plain(model, examples, chosen, 0.3)
-    trainer = trainer_for(model.to(device), kind=kind)  # type: ignore[arg-type]
+    trainer = make_trainer(model.to(device))
     there = Examples(examples.inputs.to(device), examples.labels.to(device))
     present = chosen.present
     assert present is not None
@@ -240,58 +234,49 @@ def test_bad_arguments_are_refused(case: Made) -> None:
             trainer.updates(given, examples, taken, learning_rate=0.3)
 
 
+class Scaled(LogisticRegression):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return 2 * super().forward(inputs)
+
+
 @pytest.mark.parametrize(
     ("model", "expected"),
     [
         (LogisticRegression(), ClosedForm),
+        (Scaled(), Functional),  # a subclass may compute something else
         (SmallCNN(), Functional),
         (CharLSTM(), WorkerLoop),
         (nn.Sequential(nn.GRUCell(3, 4, device="meta")), WorkerLoop),
+        (nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1)), WorkerLoop),
+        (nn.LSTM(3, 3, num_layers=2, dropout=0.5, device="meta"), WorkerLoop),
+        (nn.Sequential(nn.BatchNorm1d(3, track_running_stats=False)), WorkerLoop),
     ],
 )
 def test_choice(model: nn.Module, expected: type[LocalTrainer]) -> None:
-    chosen = trainer_for(model)
-    assert type(chosen) is expected
-    assert getattr(chosen, "_threads", True)
-
-
-def test_subclasses_are_not_trained_in_closed_form() -> None:
-    class Scaled(LogisticRegression):
-        def forward(self, inputs: Tensor) -> Tensor:
-            return 2 * super().forward(inputs)
-
-    assert type(trainer_for(Scaled())) is Functional
-    with pytest.raises(ArgumentError, match="model must be a LogisticRegression"):
-        trainer_for(Scaled(), kind="closed")
-    with pytest.raises(ArgumentError, match="kind must be one of"):
-        trainer_for(Scaled(), kind="fast")  # type: ignore[arg-type]
+    assert type(trainer_for(model)) is expected
+    assert type(trainer_for(model, loss=cross_entropy)) is WorkerLoop
 
 
 @pytest.mark.parametrize(
-    ("model", "message"),
+    ("make", "model", "message"),
     [
-        (nn.Sequential(LogisticRegression(), nn.BatchNorm1d(3)), "running statistics"),
-        (nn.Sequential(LogisticRegression(), nn.Dropout(0.1)), "random numbers"),
-        (nn.LSTM(3, 3, num_layers=2, dropout=0.5, device="meta"), "random numbers"),
-        (nn.ReLU(), "have parameters"),
+        (WorkerLoop, nn.Sequential(LogisticRegression(), nn.BatchNorm1d(3)), "running statistics"),
+        (trainer_for, nn.Sequential(nn.BatchNorm1d(3)), "layer '0' .* running statistics"),
+        (trainer_for, nn.ReLU(), "have parameters"),
+        # Empty places would be among the examples.
+        (Functional, nn.BatchNorm1d(3, track_running_stats=False), "no layers that mix examples"),
     ],
 )
-def test_models_that_need_more_than_weights_are_refused(model: nn.Module, message: str) -> None:
-    for kind in ("threads", "loop" if message == "running statistics" else "batched"):
-        with pytest.raises(ArgumentError, match=message):
-            trainer_for(model, kind=kind)
+def test_models_that_are_refused(make: Any, model: nn.Module, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        make(model)
 
 
 def test_harmless_layers_are_accepted() -> None:
     layers = (nn.BatchNorm1d(FEATURES, track_running_stats=False), nn.Dropout(0.0), logistic())
-    model = nn.Sequential(*layers)
-    with pytest.raises(ArgumentError, match="must have no layers that mix examples"):
-        trainer_for(model, kind="batched")  # empty places would be among the examples
-    for kind in ("loop", "threads"):
-        chosen, examples = batches(3, 2, 5), vectors()
-        trainer = trainer_for(model, kind=kind)
-        found = trainer.updates(flatten(model), examples, chosen, learning_rate=0.3)
-        close(found, plain(model, examples, chosen, 0.3))
+    model, chosen, examples = nn.Sequential(*layers), batches(3, 2, 5), vectors()
+    found = trainer_for(model).updates(flatten(model), examples, chosen, learning_rate=0.3)
+    close(found, plain(model, examples, chosen, 0.3))
 
 
 class Counting(LogisticRegression):
@@ -306,38 +291,31 @@ class Counting(LogisticRegression):
         return super().forward(inputs)
 
 
+@pytest.mark.parametrize("make", [Functional, WorkerLoop])
+def test_changed_buffers_are_noticed(make: Callable[[nn.Module], LocalTrainer]) -> None:
+    model = Counting()
+    with pytest.raises(ArgumentError, match="change its buffers while training: seen"):
+        make(model).gradients(flatten(model), vectors(), batches(3, 1, 5))
+
+
 class Noisy(LogisticRegression):
     def forward(self, inputs: Tensor) -> Tensor:
         return super().forward(inputs + torch.rand_like(inputs))
 
 
-class Branching(LogisticRegression):
-    def forward(self, inputs: Tensor) -> Tensor:
-        return super().forward(inputs if bool(inputs.sum() > 0) else -inputs)
-
-
-@pytest.mark.parametrize("kind", ["threads", "loop"])
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [(Counting(), "change its buffers while training: seen"), (Noisy(FEATURES, CLASSES), "draw")],
-)
-def test_hidden_state_is_noticed(model: nn.Module, message: str, kind: str) -> None:
-    before = torch.get_rng_state()
-    trainer = trainer_for(model, kind=kind)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match=message):
-        trainer.gradients(flatten(model), vectors(), batches(3, 1, 5))
-    torch.set_rng_state(before)
-
-
-@pytest.mark.parametrize(
-    "model", [Counting(), Noisy(FEATURES, CLASSES), Branching(FEATURES, CLASSES)]
-)
-def test_what_cannot_be_batched_is_named(model: nn.Module) -> None:
-    with pytest.raises(ArgumentError, match="cannot be trained for all workers at once"):
-        Functional(model).gradients(flatten(model), vectors(), batches(3, 1, 5))
-
-
-def test_branching_models_can_be_looped() -> None:
-    model, examples, chosen = Branching(FEATURES, CLASSES), vectors(), batches(3, 2, 5)
-    found = WorkerLoop(model).updates(flatten(model), examples, chosen, learning_rate=0.3)
-    close(found, plain(model, examples, chosen, 0.3))
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("make", [Functional, WorkerLoop])
+def test_what_functions_draw_follows_from_the_workers_seeds(
+    make: Callable[[nn.Module], LocalTrainer],
+) -> None:
+    model, examples, chosen = Noisy(FEATURES, CLASSES), vectors(), batches(3, 2, 5)
+    chosen, state = replace(chosen, seeds=lambda: torch.arange(3)), torch.get_rng_state()
+    trainer, weights = make(model), flatten(model)
+    found = [trainer.updates(weights, examples, chosen, learning_rate=0.3) for _ in range(2)]
+    assert torch.equal(*found)
+    assert torch.equal(torch.get_rng_state(), state)
+    last = Batches(chosen.indices[2:], seeds=lambda: torch.tensor([2]))
+    alone = trainer.updates(weights, examples, last, learning_rate=0.3)
+    assert torch.equal(alone[0], found[0][2])
+    other = replace(chosen, seeds=lambda: torch.arange(1, 4))
+    assert not torch.equal(trainer.updates(weights, examples, other, learning_rate=0.3), found[0])

@@ -22,13 +22,6 @@ from diffsketch.training.models import (
 SEEDED: list[Callable[..., nn.Module]] = [SmallCNN, CharLSTM]
 
 
-@pytest.mark.parametrize(
-    ("model", "count"), [(LogisticRegression, 7850), (SmallCNN, 11274), (CharLSTM, 39720)]
-)
-def test_numbers_of_parameters(model: Callable[[], nn.Module], count: int) -> None:
-    assert flatten(model()).shape == (count,)
-
-
 @pytest.mark.parametrize("model", SEEDED)
 def test_weights_follow_from_the_seed(model: Callable[..., nn.Module]) -> None:
     before = torch.get_rng_state()
@@ -104,30 +97,20 @@ def test_shared_parameters_count_once() -> None:
     assert WeightLayout.of(model).dim == 16
 
 
-def test_wrong_weights_are_refused() -> None:
-    model = LogisticRegression()
-    with pytest.raises(MismatchError, match=r"shape \(7850,\), got \(7851,\)"):
-        load(model, torch.zeros(7851))
-    with pytest.raises(MismatchError, match=r"got \(2, 7850\)"):
-        unflatten(model, torch.zeros(2, 7850))
-    with pytest.raises(ArgumentError, match="weights must be float32"):
-        unflatten(model, torch.zeros(7850, dtype=torch.float64))
-
-
-def test_models_without_flat_weights_are_refused() -> None:
-    with pytest.raises(ArgumentError, match="model must have parameters"):
-        flatten(nn.ReLU())
-    with pytest.raises(ArgumentError, match="weight must be float32"):
-        flatten(LogisticRegression().double())
-
-
-@pytest.mark.parametrize("seed", [1.5, True])
-def test_seeds_are_whole_numbers(seed: object) -> None:
-    with pytest.raises(ArgumentError, match="seed must be an int"):
-        CharLSTM(seed=seed)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(("features", "classes"), [(0, 10), (784, 1)])
-def test_sizes_of_logistic_regression(features: int, classes: int) -> None:
-    with pytest.raises(ArgumentError, match="must be >="):
-        LogisticRegression(features, classes)
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: load(LogisticRegression(), torch.zeros(7851)), r"shape \(7850,\), got \(7851,\)"),
+        (lambda: unflatten(LogisticRegression(), torch.zeros(2, 7850)), r"got \(2, 7850\)"),
+        (lambda: unflatten(LogisticRegression(), torch.zeros(7850).double()), "must be float32"),
+        (lambda: flatten(nn.ReLU()), "model must have parameters"),
+        (lambda: flatten(LogisticRegression().double()), "weight must be float32"),
+        (lambda: CharLSTM(seed=True), "seed must be an int"),
+        (lambda: CharLSTM(seed=1.5), "seed must be an int"),  # type: ignore[arg-type]
+        (lambda: LogisticRegression(0, 10), "features must be >="),
+        (lambda: LogisticRegression(784, 1), "classes must be >="),
+    ],
+)
+def test_refusals(call: Callable[[], object], message: str) -> None:
+    with pytest.raises((ArgumentError, MismatchError), match=message):
+        call()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from diffsketch.methods.base import Method
 from diffsketch.methods.client_noise import SketchGaussian, SketchSkellam
 from diffsketch.methods.plain import Uncompressed
-from diffsketch.privacy.accounting.account import Budget
+from diffsketch.privacy.accounting.budget import Budget
 from diffsketch.privacy.claim import Relation, Trust
 from diffsketch.privacy.simulated_noise import NoiseKey
 from diffsketch.training.sampling import PoissonDevices

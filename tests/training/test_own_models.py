@@ -132,7 +132,6 @@ REFUSED: dict[str, Callable[[], object]] = {
     "trainer must have the loss of the task": lambda: simulation(
         own(loss=cross_entropy), trainer=trainer_for(network())
     ),
-    "loss must be None": lambda: trainer_for(network(), kind="batched", loss=mse_loss),
     "devices must be a map of device": lambda: own(devices=[WHOLE]),
     "test inputs must be torch.float32, as the devices', got torch.int64": lambda: own(test=WHOLE),
     "model must be a module .* got model=3": lambda: own(3),
@@ -284,6 +283,3 @@ def test_models_that_cannot_be_trained_at_once_are_in_a_loop(kind: Any, loss: An
     made = simulation(task)
     made.run()
     close(made, textbook(task, model, seeded=True))
-    if loss is None:
-        with pytest.raises(ArgumentError, match='use trainer="loop"'):
-            simulation(task, trainer="batched").run()

@@ -1,12 +1,14 @@
-"""Rounds at the workers: the textbook's without compression, batches, bytes, error correction."""
+"""Rounds: the textbook's without compression, batches, bytes, error correction, the server."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from diffsketch.errors import ArgumentError
@@ -19,12 +21,14 @@ from diffsketch.training.rounds import (
     Correction,
     DistributedSGD,
     FedAvg,
-    FetchSGD,
+    ModelState,
     Published,
+    Schedule,
     ServerOptimizer,
     corrected,
     kept_half,
     relative_drift,
+    scaled,
 )
 from diffsketch.training.sampling import UniformSampler, draw_batches
 from diffsketch.training.simulation import RoundResult, Simulation
@@ -40,6 +44,8 @@ from tests.training.reference import (
 
 SKETCH = PlainSketch(DIM, 3, 5)
 SEED = SketchKey.from_integer(5).seed(0)
+WIDE = 40  # weights of the server's rules
+PLAIN = Uncompressed(WIDE)
 
 
 def sgd(*sizes: int, method: Method = SKETCH, **options: Any) -> Simulation:
@@ -87,7 +93,6 @@ def test_fedavg_is_the_textbook() -> None:
     [
         {},
         {"server": ServerOptimizer(momentum=0.9, update_clip=0.1, schedule="cosine")},
-        {"server": FetchSGD(4), "hashes": "fixed"},
     ],
 )
 def test_device_that_missed_rounds_has_the_servers_model(options: dict[str, Any]) -> None:
@@ -102,8 +107,6 @@ def test_device_that_missed_rounds_has_the_servers_model(options: dict[str, Any]
                 at_device = simulation.advance(at_device, missed.published)
             caught_up, kept = caught_up + len(kept), []
             assert torch.equal(at_device.weights, before.weights)
-        if isinstance(simulation.server, FetchSGD):  # so many numbers are all that it needs
-            assert int((simulation.weights != before.weights).sum()) <= 4
         kept.append(result)
     assert caught_up > 8
 
@@ -154,11 +157,17 @@ def test_bytes_of_sgd_by_hand(correction: Correction, up: int, down: int) -> Non
         (FedAvg, {"batch_size": 0}, "batch_size must be"),
         (FedAvg, {"local_epochs": 0}, "local_epochs must be"),
         (FedAvg, {"local_epochs": 1.5}, "local_epochs must be an int"),
+        (ServerOptimizer, {"server_step": 0.0}, "server_step must be a number > 0"),
+        (ServerOptimizer, {"schedule": "step"}, "schedule must be one of"),
+        (ServerOptimizer, {"momentum": 1.0}, "momentum must be in"),
+        (ServerOptimizer, {"momentum": math.nan}, "momentum must be in"),
+        (ServerOptimizer, {"update_clip": -1.0}, "update_clip must be a number > 0"),
     ],
 )
 def test_bad_options(kind: Any, options: dict[str, object], message: str) -> None:
+    usual = {} if kind is ServerOptimizer else {"learning_rate": 0.1, "batch_size": 10}
     with pytest.raises(ArgumentError, match=message):
-        kind(**{"learning_rate": 0.1, "batch_size": 10, **options})
+        kind(**{**usual, **options})
 
 
 ROUNDS = 120
@@ -220,7 +229,9 @@ def test_models_stay_in_sync_with_shared_masks() -> None:
     assert accuracy_of(simulation) > 0.6
     assert simulation.drift is None
     assert simulation.model.weights.shape == (DIM,)
-    with pytest.raises(ArgumentError, match="correction must be off"):  # masks are needed as well
+    with pytest.raises(
+        ArgumentError, match="vectors must be given with correction=shared"
+    ):  # masks are needed as well
         simulation.advance(simulation.model, Published(torch.zeros(3, 5), 1, SEED, 0))
 
 
@@ -244,5 +255,106 @@ def test_no_claim_is_left(correction: Correction) -> None:
 def test_corrections_that_are_refused() -> None:
     with pytest.raises(ArgumentError, match="sampler must be of all devices"):
         correcting("shared", sampler=UniformSampler(6, 2, seed=0))
-    with pytest.raises(ArgumentError, match="server must be a ServerOptimizer"):
-        correcting("shared", server=FetchSGD(2), hashes="fixed")
+
+
+def vectors(count: int) -> Tensor:
+    return torch.randn(count, WIDE, generator=torch.Generator().manual_seed(1))
+
+
+def published(total: Tensor, count: int | float = 1, round_index: int = 0) -> Published:
+    return Published(total, count, SEED, round_index)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_momentum_is_that_of_torch(momentum: float) -> None:
+    start, *gradients = vectors(6)
+    parameter = start.clone().requires_grad_()
+    optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=momentum)
+    rule = ServerOptimizer(momentum=momentum)
+    model = rule.start(start)
+    assert bool(model.memory) == bool(momentum)
+    for gradient in gradients:
+        parameter.grad = gradient.clone()
+        optimizer.step()
+        model = rule.advance(model, published(gradient), method=PLAIN, step=-0.1)
+    assert torch.allclose(model.weights, parameter.detach(), rtol=1e-6, atol=1e-6)
+
+
+def test_nothing_is_changed_in_place() -> None:
+    weights, total = vectors(2)
+    rule = ServerOptimizer(momentum=0.9, update_clip=0.1)
+    first = rule.start(weights)
+    copies = weights.clone(), total.clone(), first.memory["momentum"].clone()
+    rule.advance(first, published(total), method=PLAIN, step=1.0)
+    assert torch.equal(weights, copies[0])
+    assert torch.equal(total, copies[1])
+    assert torch.equal(first.memory["momentum"], copies[2])
+
+
+def test_clip_limits_the_mean() -> None:
+    weights, total = vectors(2)
+    rule = ServerOptimizer(update_clip=0.5)
+    moved = rule.advance(ModelState(weights), published(total, 2), method=PLAIN, step=1.0)
+    change = moved.weights - weights
+    assert float(change.norm()) == pytest.approx(0.5, rel=1e-5)
+    assert torch.allclose(change / change.norm(), total / total.norm(), atol=1e-5)
+    small = 0.01 * total
+    moved = rule.advance(ModelState(weights), published(small), method=PLAIN, step=1.0)
+    assert torch.equal(moved.weights, weights + small)
+
+
+@dataclass(frozen=True)
+class Signs(ServerOptimizer):
+    """A rule that moves every weight by the step."""
+
+    def apply(self, model: ModelState, mean: Tensor, *, step: float) -> ModelState:
+        return ModelState(model.weights + step * mean.sign())
+
+
+def test_a_new_rule_is_one_function() -> None:
+    """It gets the mean as others do: decoded, corrected and clipped."""
+    weights, total = vectors(2)
+    moved = Signs(update_clip=0.1).advance(
+        ModelState(weights), published(total, 4), method=PLAIN, step=0.5, correct=torch.neg
+    )
+    assert torch.equal(moved.weights, weights - 0.5 * total.sign())
+
+
+def test_scaled_rows_on_their_own() -> None:
+    both = scaled(torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]]), 1.0)
+    assert torch.allclose(both, torch.tensor([[0.6, 0.8], [0.3, 0.4], [0.0, 0.0]]))
+    with pytest.raises(ArgumentError, match="finite"):
+        scaled(torch.tensor([1.0, math.nan]), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ("constant", [2.0, 2.0, 2.0, 2.0]),
+        ("sqrt", [2.0, 2 / math.sqrt(2), 2 / math.sqrt(3), 1.0]),
+        ("linear", [2.0, 1.5, 1.0, 0.5]),
+        ("cosine", [2.0, 1 + math.sqrt(0.5), 1.0, 1 - math.sqrt(0.5)]),
+    ],
+)
+def test_schedules(schedule: Schedule, expected: list[float]) -> None:
+    rule = ServerOptimizer(server_step=2.0, schedule=schedule)
+    assert [rule.factor(index, 4) for index in range(4)] == pytest.approx(expected)
+    if schedule in ("linear", "cosine"):
+        with pytest.raises(ArgumentError, match="below rounds=4"):
+            rule.factor(4, 4)
+
+
+def test_expected_counts_divide_the_sum() -> None:
+    total, rule, start = vectors(1)[0], ServerOptimizer(), ModelState(torch.zeros(WIDE))
+    moved = rule.advance(start, published(total, 2.5), method=PLAIN, step=1.0)
+    assert torch.allclose(moved.weights, total / 2.5)
+    sketch = PlainSketch(WIDE, 3, 5, combine="median")
+    table = sketch.sketch.encode(total, SEED)
+    moved = rule.advance(start, published(table, 2.5), method=sketch, step=1.0)
+    assert torch.equal(moved.weights, sketch.decode(table, SEED, count=1) / 2.5)
+
+
+def test_bytes() -> None:
+    assert ServerOptimizer().model_bytes(7850) == 8 + 4 * 7850
+    # Without the momentum a device that takes the model could not apply what comes after it.
+    assert ServerOptimizer(momentum=0.9).model_bytes(7850) == 2 * (8 + 4 * 7850)

@@ -106,16 +106,6 @@ def test_a_biased_sampler_is_found() -> None:
 
 
 @pytest.mark.parametrize("keys", [False, True])
-def test_weighted_single_draws(keys: bool) -> None:
-    sampler = WeightedSampler(WEIGHTS, 1, seed=2)
-    sampler.__dict__["_repeats"] = keys
-    found = [one[0] for one in drawn_sets(sampler)]
-    law: dict[object, float] = dict(enumerate((WEIGHTS / WEIGHTS.sum()).double().tolist()))
-    assert likelihood(found, law) > CHANCE
-    assert likelihood(found, dict.fromkeys(law, 1 / 12)) < CHANCE  # not uniform
-
-
-@pytest.mark.parametrize("keys", [False, True])
 def test_weighted_pairs(keys: bool) -> None:
     weights = torch.tensor([8.0, 4.0, 2.0, 1.0, 1.0, 0.5])
     sampler = WeightedSampler(weights, 2, seed=5)

@@ -13,17 +13,17 @@ from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.methods.base import Method, build_method
 from diffsketch.methods.client_noise import SketchGaussian
 from diffsketch.methods.plain import PlainSketch, SaturatedCells, Uncompressed
-from diffsketch.privacy.accounting.account import Account, Budget, BudgetExceeded
+from diffsketch.privacy.accounting.account import Account
+from diffsketch.privacy.accounting.budget import Budget, BudgetExceeded
 from diffsketch.privacy.accounting.calibration import PoissonSampler
-from diffsketch.privacy.claim import Basis, NoClaim, ProvenClaim, Relation, SimulatedClaim, Trust
+from diffsketch.privacy.claim import Basis, ProvenClaim, Relation, SimulatedClaim, Trust
 from diffsketch.privacy.simulated_noise import CohortNoise, NoiseKey
 from diffsketch.sketch.hashing import SketchKey
 from diffsketch.training import simulation as engine
-from diffsketch.training.rounds import CLIP_BYTES, DistributedSGD, FetchSGD, ServerOptimizer
+from diffsketch.training.rounds import CLIP_BYTES, DistributedSGD, ServerOptimizer
 from diffsketch.training.sampling import (
     AllDevices,
     PoissonDevices,
-    ShuffledSampler,
     UniformSampler,
     WeightedSampler,
 )
@@ -32,7 +32,6 @@ from tests.training.reference import (
     DEVICES,
     DIM,
     SIZES,
-    ReferenceTrainer,
     make_task,
     simulate,
     updates_of,
@@ -120,13 +119,6 @@ def test_claims_and_epsilon_of_the_busiest_client() -> None:
     assert simulation.participation.rounds.sum() == 30
 
 
-def test_shuffling_bounds_what_a_client_pays() -> None:
-    simulation = simulate(LOCAL, sampler=ShuffledSampler(DEVICES, 4, seed=5))
-    for _ in range(10):
-        simulation.step()
-    assert simulation.participation.rounds.tolist() == [5] * DEVICES
-
-
 def test_budget_stops_before_the_round() -> None:
     budget = Budget(epsilon=3.0, delta=DELTA)
     allowed = Account(budget).rounds_left(LOCAL.mechanism.claim)
@@ -206,20 +198,6 @@ def test_poisson_is_for_central_trust(method: Method) -> None:
         simulate(method, sampler=PoissonDevices.of(DEVICES, 2.0, seed=5))
 
 
-def test_importance_weighs_the_mean() -> None:
-    """`F = sum p_k F_k`: with all devices, the step is the weighted mean of their updates."""
-    importance = torch.tensor([float(size) for size in SIZES])
-    everyone = AllDevices(DEVICES)
-    simulation = simulate(importance=importance, sampler=everyone)
-    before = simulation.weights
-    updates = updates_of(simulation, before, list(range(DEVICES)), 0)
-    simulation.step()
-    shares = importance / importance.sum()
-    expected = before + (shares[:, None] * updates).sum(dim=0)
-    assert torch.allclose(simulation.weights, expected, atol=1e-6)
-    assert not torch.allclose(simulation.weights, before + updates.mean(dim=0), atol=1e-4)
-
-
 @pytest.mark.parametrize("method", [Uncompressed(DIM), LOCAL, CLAIMED], ids=["no", "all", "some"])
 def test_parts_do_not_change_the_sum(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether no worker draws noise, all do or some."""
@@ -234,37 +212,6 @@ def test_parts_do_not_change_the_sum(method: Method, monkeypatch: pytest.MonkeyP
         assert torch.equal(parts.summed.noised, whole.summed.noised)
 
 
-def test_average_is_of_the_models_and_unbiased() -> None:
-    simulation = simulate(server=ServerOptimizer(averaging=0.75))
-    assert torch.equal(simulation.averaged_weights, simulation.weights)
-    models: list[Tensor] = []
-    for _ in range(6):
-        simulation.step()
-        models.append(simulation.weights)
-    shares = torch.tensor([0.75 ** (5 - i) for i in range(6)])
-    expected = (shares[:, None] * torch.stack(models)).sum(dim=0) / shares.sum()
-    assert torch.allclose(simulation.averaged_weights, expected, atol=1e-6)
-    trainer, test = ReferenceTrainer(), simulation.task.test
-    assert simulation.evaluate() == trainer.evaluate(simulation.averaged_weights, test)
-    plain = simulate()
-    for _ in range(6):
-        plain.step()
-    assert torch.equal(plain.weights, simulation.weights)  # training does not use the average
-    assert torch.equal(plain.averaged_weights, plain.weights)
-
-
-def test_fetch_bytes() -> None:
-    simulation = simulate(SKETCH, hashes="fixed", server=FetchSGD(4), sampler=AllDevices(DEVICES))
-    first, second = simulation.step(), simulation.step()
-    assert first.bytes_down == 0
-    assert second.bytes_down == DEVICES * (8 + 4 * 8)
-    assert second.bytes_up == DEVICES * SKETCH.wire_bytes
-    changed = simulate(SKETCH, hashes="fixed", server=FetchSGD(4))
-    before = changed.weights
-    changed.step()
-    assert int((changed.weights != before).sum()) == 4
-
-
 def test_schedule_reaches_the_step() -> None:
     plain, scheduled = (
         simulate(),
@@ -276,16 +223,6 @@ def test_schedule_reaches_the_step() -> None:
     assert torch.allclose(scheduled.weights - start, (plain.weights - start) / 2, atol=1e-7)
 
 
-def test_learns() -> None:
-    simulation = simulate(SKETCH, server=ServerOptimizer(server_step=0.5))
-    before = simulation.evaluate()
-    for _ in range(100):
-        simulation.step()
-    loss, accuracy = simulation.evaluate()
-    assert loss < before[0]
-    assert accuracy > 0.9
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -293,9 +230,6 @@ def test_learns() -> None:
         ({"method": Uncompressed(DIM + 1)}, "same number of weights, got 21, 22 and 21"),
         ({"rounds": 0}, "rounds must be >= 1"),
         ({"hashes": "old"}, "hashes must be"),
-        ({"method": SKETCH, "server": FetchSGD(3)}, "hashes='fixed'"),
-        ({"importance": torch.ones(3)}, "importance must have the shape"),
-        ({"importance": torch.zeros(DEVICES)}, "importance must be > 0"),
         ({"budget": Budget(8.0, DELTA)}, "budget must not be given where nothing is proven"),
         ({"method": CLAIMED, "budget": Budget(8.0, DELTA)}, "where nothing is proven"),
     ],
@@ -341,42 +275,14 @@ def test_nobody_is_drawn_twice(cohort: list[int], monkeypatch: pytest.MonkeyPatc
         simulation.step()
 
 
-@pytest.mark.parametrize(
-    ("method", "value"), [(LOCAL, 0.0), (CLAIMED, 0.0), (SKETCH, float("inf"))]
-)
-def test_before_the_first_round(method: Method, value: float) -> None:
-    simulation = simulate(method)
-    expected = SimulatedClaim.of(method.claim_for(3, SketchKey.from_integer(5).seed(0)))
-    found = simulation.epsilon(DELTA)
-    assert (float(found), found.rounds) == (value, 0)
-    assert (found.basis, found.scope) == (expected.basis, expected.scope)
-    assert simulation.claim == expected
-    simulation.step()
-    assert simulation.claim == expected
-    found = simulation.epsilon(DELTA)
-    assert (found.basis, found.rounds) == (expected.basis, 1)
-
-
-def test_the_claim_of_the_run_is_its_weakest(monkeypatch: pytest.MonkeyPatch) -> None:
-    simulation, none = simulate(LOCAL), NoClaim(LOCAL.mechanism.claim.scope, "nothing is hidden")
-    simulation.step()
-    with monkeypatch.context() as patched:
-        patched.setattr(SketchGaussian, "_claim_for", lambda *_: none)
-        assert simulation.step().claim == none
-    assert simulation.step().claim == SimulatedClaim.of(LOCAL.mechanism.claim)
-    assert simulation.claim == none
-    assert float(simulation.epsilon(DELTA)) == float("inf")
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize(
     "options",
     [
         {"method": Uncompressed(DIM)},
-        {"method": SKETCH, "server": ServerOptimizer(momentum=0.9, averaging=0.5)},
+        {"method": SKETCH, "server": ServerOptimizer(momentum=0.9)},
         {"method": LOCAL},
         {"method": CENTRAL, "sampler": PoissonDevices.of(DEVICES, 2.0, seed=5)},
-        {"method": SKETCH, "server": FetchSGD(4, table_momentum=0.5), "hashes": "fixed"},
         {
             "method": SKETCH,
             "algorithm": DistributedSGD(0.1, 4, correction="drift"),

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from diffsketch.errors import MismatchError
 from diffsketch.methods.base import build_method
-from diffsketch.privacy.accounting.account import Budget
+from diffsketch.privacy.accounting.budget import Budget
 from diffsketch.privacy.simulated_noise import NoiseKey
 from diffsketch.training.identity import tensor_digest
-from diffsketch.training.rounds import DistributedSGD, FedAvg, FetchSGD, ServerOptimizer
+from diffsketch.training.rounds import DistributedSGD, FedAvg, ServerOptimizer
 from diffsketch.training.sampling import (
     PoissonDevices,
     ShuffledSampler,
@@ -35,9 +35,7 @@ from tests.training.reference import (
 
 TABLE = {"rows": 3, "cols": 5}
 CENTRAL = {"clip": 0.5, "noise_multiplier": 1.0, "relation": "add-or-remove", "trust": "central"}
-EVERY_OPTION = ServerOptimizer(
-    server_step=0.5, schedule="cosine", momentum=0.9, update_clip=0.5, averaging=0.9
-)
+EVERY_OPTION = ServerOptimizer(server_step=0.5, schedule="cosine", momentum=0.9, update_clip=0.5)
 
 SGD = DistributedSGD(0.1, 4)
 FIXED = {"algorithm": SGD, "hashes": "fixed"}
@@ -55,12 +53,8 @@ RUNS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "drift": ("sketch", TABLE, {
         "algorithm": DistributedSGD(0.1, 4, correction="drift"), "server": EVERY_OPTION,
     }),
-    "fetch": ("sketch", TABLE, {
-        **FIXED, "server": FetchSGD(4, table_momentum=0.9, averaging=0.5, update_clip=1.0),
-    }),
     "weighted": ("none", {}, {
         "sampler": WeightedSampler(torch.tensor([float(size) for size in SIZES]), 3, seed=5),
-        "importance": torch.arange(1.0, 9.0),
     }),
     "claimed": ("diffsketch", {**TABLE, "per_round": 1.0}, {"sampler": UNIFORM}),
     "local": ("sketch-gaussian", NOISY, {"sampler": UNIFORM, "budget": BUDGET}),
@@ -68,10 +62,6 @@ RUNS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "central": ("sketch-gaussian", {**TABLE, **CENTRAL}, POISSON),
     "adaptive": ("sketch-skellam", {**NOISY, "clip_quantile": 0.5}, SHUFFLED),
     "adaptive central": ("sketch-gaussian", {**TABLE, **CENTRAL, "clip_quantile": 0.3}, POISSON),
-    "adaptive fetch": (
-        "sketch-gaussian", {**NOISY, "noise_multiplier": 0.1, "clip_quantile": 0.5},
-        {**FIXED, "server": FetchSGD(4, table_momentum=0.9)},
-    ),
 }  # fmt: skip
 
 
@@ -148,15 +138,6 @@ def test_state_is_a_copy() -> None:
     assert not same(simulation.state(), kept)
 
 
-def test_state_is_small() -> None:
-    simulation = run("local")
-    for _ in range(8):
-        simulation.step()
-    state = simulation.state()
-    size = sum(value.numel() for value in state.values() if isinstance(value, Tensor))
-    assert size <= DIM + 4 * DEVICES  # weights, rounds synced and taken part in, an account
-
-
 @pytest.mark.parametrize(
     ("other", "changes"),
     [
@@ -165,7 +146,6 @@ def test_state_is_small() -> None:
         ("sgd", {"algorithm": DistributedSGD(0.2, 4)}),
         ("sgd", {"hashes": "fixed"}),
         ("sgd", {"server": ServerOptimizer(momentum=0.5)}),
-        ("sgd", {"importance": torch.arange(1.0, 9.0)}),
     ],
 )
 def test_states_of_other_simulations_are_refused(other: str, changes: dict[str, Any]) -> None:
@@ -182,7 +162,7 @@ def test_more_rounds_may_be_planned_unless_a_schedule_depends_on_them() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["weights", "memory.momentum", "average", "synced", "participation.rounds", "round_index"],
+    ["weights", "memory.momentum", "synced", "participation.rounds", "round_index"],
 )
 def test_incomplete_states_are_refused(name: str) -> None:
     simulation = run("every server option")
@@ -199,7 +179,6 @@ def test_incomplete_states_are_refused(name: str) -> None:
 def noise_of(simulation: Simulation) -> Tensor:
     """What a round of zeros publishes: noise alone."""
     result = simulation.step()
-    assert result.summed.total is not None
     return result.summed.total
 
 
@@ -248,7 +227,6 @@ def test_other_data_is_another_run(part: str) -> None:
         {"algorithm": FedAvg(0.1, 4, local_epochs=2)},
         {"server": ServerOptimizer(server_step=0.5)},
         {"hashes": "fixed"},
-        {"importance": torch.arange(1.0, 9.0)},
         {"settings": {"clip": 0.6, "noise_multiplier": 0.5 * 2.0 / 0.6}},  # the same deviation
     ],
     ids=lambda changes: str(next(iter(changes))),
@@ -325,12 +303,6 @@ def test_digests_are_of_types_shapes_and_values() -> None:
     assert not table.T.contiguous().T.is_contiguous()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_digests_are_the_same_on_cuda() -> None:
-    values = torch.arange(6.0)
-    assert tensor_digest(values.cuda()) == tensor_digest(values)
-
-
 ADAPTIVE = [name for name in RUNS if name.startswith("adaptive")]
 
 
@@ -350,16 +322,3 @@ def test_the_clip_moves_as_the_published_sums_say(name: str) -> None:
     assert len(set(clips)) == 7
     assert clips[0] == 0.5
     assert simulation.method.round_clip == 0.5
-
-
-def test_epsilon_is_the_fixed_clips() -> None:
-    runs = [run("adaptive"), run("adaptive", settings={"clip_quantile": None})]
-    for one in runs:
-        for _ in range(5):
-            one.step()
-    ours, theirs = (float(one.epsilon(1e-5)) for one in runs)
-    assert ours == pytest.approx(theirs, rel=2e-3)
-    assert runs[1].clip is None
-    # One price for all rounds: the claim does not depend on the clip.
-    paid = [[key for key in one.state() if "participation.paid." in key] for one in runs]
-    assert len(paid[0]) == len(paid[1])

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from diffsketch.errors import ArgumentError, DataError, DiffSketchError
 from diffsketch.training.data import load_mnist
 from diffsketch.training.defaults import TASK_DEFAULTS, TASK_TITLES
-from diffsketch.training.local import trainer_for
 from diffsketch.training.models import CharLSTM, LogisticRegression, SmallCNN, flatten
 from diffsketch.training.tasks import Devices, Examples, Task, check_task, load_task, task_kinds
 from tests.training.reference import write_images
@@ -98,11 +97,6 @@ def test_models(name: str, model: str | None, expected: type[nn.Module]) -> None
     assert type(made) is expected
     assert torch.equal(flatten(made), flatten(task.model(5)))
     assert made(task.test.inputs[:3]).shape == (3, 10 if name == "mnist" else 90)
-    assert trainer_for(made).evaluate(flatten(made), Examples(*_first(task.test, 20)))[0] > 1
-
-
-def _first(examples: Examples, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return examples.inputs[:count], examples.labels[:count]
 
 
 @pytest.mark.parametrize(
@@ -134,24 +128,9 @@ def test_images_of_the_users(tmp_path: Path) -> None:
         load_task("mnist", data_dir=tmp_path)
     with pytest.raises(DataError, match="28 x 28 pixels, found 4 x 4"):
         load_task("mnist", model="cnn", workers=3, samples=4, data_dir=tmp_path)
-
-
-def test_interrupted_directories(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="missing train-images"):
-        load_task("mnist", data_dir=tmp_path)
-    write_images(tmp_path)
-    images = tmp_path / "t10k-images-idx3-ubyte"
-    images.write_bytes(images.read_bytes()[:-20])
-    with pytest.raises(DataError, match="t10k-images"):
-        load_task("mnist", workers=3, samples=4, data_dir=tmp_path)
     write_images(tmp_path, test_size=5)
     with pytest.raises(DataError, match=r"the size of the training images, \(4, 4\)"):
         load_task("mnist", workers=3, samples=4, data_dir=tmp_path)
-    with pytest.raises(DataError, match="expected a directory"):
-        load_task("shakespeare", data_dir=tmp_path / "nowhere")
-    (tmp_path / "train").mkdir()
-    with pytest.raises(DataError, match=r"no \*\.json"):
-        load_task("shakespeare", data_dir=tmp_path)
 
 
 def write_leaf(path: Path, sizes: dict[str, int]) -> None:

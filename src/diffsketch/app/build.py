@@ -14,22 +14,21 @@ from torch import nn
 
 from diffsketch.app.settings import METHOD_SETTINGS, RunConfig, describe, with_task_defaults
 from diffsketch.errors import ArgumentError, check
-from diffsketch.methods.base import METHODS, Method, build_method, settings_of
+from diffsketch.methods.base import METHODS, Method, build_method, parse_settings, settings_of
 from diffsketch.methods.plain import TableMethod
-from diffsketch.privacy.accounting.account import Budget, BudgetExceeded
+from diffsketch.privacy.accounting.budget import Budget, BudgetExceeded
 from diffsketch.privacy.accounting.calibration import calibrate
 from diffsketch.privacy.accounting.events import Event
-from diffsketch.privacy.claim import Basis, Claim, ProvenClaim
+from diffsketch.privacy.claim import Basis, Claim, ProvenClaim, Unit
 from diffsketch.privacy.simulated_noise import NoiseKey
+from diffsketch.silos.messages import encode_records
 from diffsketch.sketch.hashing import SketchKey
 from diffsketch.training.local import trainer_for
 from diffsketch.training.rounds import (
     Algorithm,
     DistributedSGD,
     FedAvg,
-    FetchSGD,
     ServerOptimizer,
-    ServerRule,
 )
 from diffsketch.training.sampling import (
     AllDevices,
@@ -85,13 +84,18 @@ def build(config: RunConfig) -> Built:
         data_dir=config.data_dir,
         seed=config.seed,
     )
+    # Own data, or a play, may have fewer than were asked for: the resolved settings say how many.
     config = config.replaced(workers=len(task.devices))
     task = dataclasses.replace(task, devices=task.devices.to(torch.device(config.device)))
     model = task.model(config.seed)
+    # Everything below depends on the length of the vectors, so the model comes first.
     dim = sum(parameter.numel() for parameter in model.parameters())
     sampler = _sampler(config, task)
     budget = None if config.budget is None else Budget(config.budget, config.delta)
-    config, method = _method(config, fields, dim=dim, sampler=sampler, budget=budget)
+    examples = len(task.devices.examples)
+    config, method = _method(
+        config, fields, dim=dim, sampler=sampler, budget=budget, examples=examples
+    )
     rate, size = cast(float, config.learning_rate), cast(int, config.batch_size)
     if config.algorithm == "sgd":
         algorithm: Algorithm = DistributedSGD(rate, size, correction=config.correction)
@@ -150,6 +154,7 @@ def _sampler(config: RunConfig, task: Task) -> Sampler:
     members = len(task.devices)
     if config.algorithm == "sgd":
         return AllDevices(members)
+    # The seed decides who is drawn: two methods with one seed see the same devices.
     cohort, seed = cast(int, config.cohort), config.seed
     if config.sampling == "weighted":
         return WeightedSampler(task.devices.sizes, cohort, seed)
@@ -159,22 +164,35 @@ def _sampler(config: RunConfig, task: Task) -> Sampler:
     return kind(members, cohort, seed)
 
 
-def _server(config: RunConfig) -> ServerRule:
-    names = ("server_step", "schedule", "update_clip", "averaging")
-    options: dict[str, Any] = {name: getattr(config, name) for name in names}
-    if config.top_k is None:
-        return ServerOptimizer(momentum=config.momentum, **options)
-    return FetchSGD(config.top_k, table_momentum=config.table_momentum, **options)
+def _server(config: RunConfig) -> ServerOptimizer:
+    names = [field.name for field in dataclasses.fields(ServerOptimizer)]
+    return ServerOptimizer(**{name: getattr(config, name) for name in names})
 
 
 def _method(
-    config: RunConfig, fields: frozenset[str], *, dim: int, sampler: Sampler, budget: Budget | None
+    config: RunConfig,
+    fields: frozenset[str],
+    *,
+    dim: int,
+    sampler: Sampler,
+    budget: Budget | None,
+    examples: int,
 ) -> tuple[RunConfig, Method]:
     """The method, with the least noise for the budget, and the settings with its own values."""
     rounds, cohort = cast(int, config.rounds), max(1, round(sampler.expected))
     # Rounds that the client pays for that pays most; all of them if samples are secret.
     paid = most_participations(sampler, rounds) if sampler.fixed_size else rounds
     settings = {name: value for name in fields if (value := getattr(config, name)) is not None}
+    if config.method_settings is not None:
+        more = parse_settings(config.method_settings)
+        twice = sorted(METHOD_SETTINGS & more.keys())
+        check(not twice, "method_settings", "leave out what is an option", ", ".join(twice))
+        settings |= more
+    if settings.get("unit", Unit.CLIENT) in (Unit.EXAMPLE, Unit.PERSON):
+        # Each silo takes a batch of this size in the mean, on secret samples.
+        size, workers = cast(int, config.batch_size), cast(int, config.workers)
+        check(size <= examples / workers, "batch_size", "be at most a silo's examples", size)
+        settings = {"rate": size * workers / examples, "records": float(size)} | settings
     needed = settings_of(config.method)
     if "delta" in needed:
         # A claim that is made for one delta has to share the run's with all rounds of a client.
@@ -207,6 +225,7 @@ def _method(
         settings["noise_multiplier"] = calibrate(
             event_of, budget, rounds=paid, least=_LEAST_NOISE, tolerance=_TOLERANCE
         )
+    # Built anew from the settings alone, as a run that goes on will build it.
     method = method_with(settings)
     resolved: dict[str, Any] = {}
     for name in fields:
@@ -219,6 +238,7 @@ def _check_memory(simulation: Simulation) -> None:
     """Raise where the messages that are made at once do not fit: the system would end the run."""
     method = simulation.method
     at_once = min(max(1, round(simulation.sampler.expected)), max(1, PART_CELLS // method.dim))
+    # Tables are float32 while they are made, whatever their bits on the wire.
     needed = 4 * math.prod(method.total_format.shape) * at_once
     there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if needed > there:
@@ -233,11 +253,15 @@ def _try_once(simulation: Simulation, config: RunConfig) -> None:
     """Encode, publish and decode a zero and a small vector; account for one round."""
     method, dim = simulation.method, simulation.method.dim
     seed, key = SketchKey.from_integer(0).seed(0), NoiseKey.from_integer(0)
+    # Not only zeros: with them nothing is clipped, divided or rounded.
     small = torch.full((dim,), _SMALL_NORM / dim**0.5)
     try:
         for number, vector in enumerate((torch.zeros(dim), small)):
             noise = key.source(worker=number, round_index=0)
-            message = method.encode(vector, seed, noise).messages
+            if method.takes_records:
+                message = encode_records(method, [vector[None]], seed, noise)
+            else:
+                message = method.encode(vector, seed, noise).messages
             method.decode(method.publish(message, noise), seed, count=1)
         simulation.participation.after(simulation.claim, np.zeros(1, np.int64))
     except BudgetExceeded as error:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,31 +13,16 @@ from typing import Any, TypeAlias
 from rich.markup import escape
 from rich.table import Table
 
+from diffsketch.app import files
+from diffsketch.app import settings as run_settings
 from diffsketch.app.build import build, settings_of_methods
-from diffsketch.app.files import (
-    RunDirectory,
-    check_directory,
-    check_empty,
-    free_name,
-    locked,
-    read_sealed,
-    recovered,
-    sealed,
-)
+from diffsketch.app.files import RunDirectory
 from diffsketch.app.pool import Stop, Tell, run_all
 from diffsketch.app.run_records import RunLine, RunRecord, read_run
-from diffsketch.app.session import TrainingSession, bytes_in_words, threads, warnings_in_lines
-from diffsketch.app.settings import (
-    METHOD_NAMES,
-    METHOD_SETTINGS,
-    RunConfig,
-    Value,
-    checked_table,
-    parse_setting,
-    read_toml,
-    with_task_defaults,
-)
+from diffsketch.app.session import TrainingSession, bytes_in_words, warnings_in_lines
+from diffsketch.app.settings import METHOD_NAMES, METHOD_SETTINGS, RunConfig, Value
 from diffsketch.app.terminal import Interrupts, LastingConsole, print_line
+from diffsketch.compiled import torch_threads
 from diffsketch.errors import (
     ArgumentError,
     DataError,
@@ -49,7 +31,7 @@ from diffsketch.errors import (
     check,
     nearest,
 )
-from diffsketch.files import csv_cell, leftovers, prepare_output, replace_file, replace_files
+from diffsketch.files import leftovers, prepare_output, replace_file
 from diffsketch.methods.gate import NonFiniteUpdate
 from diffsketch.privacy.claim import Epsilon
 
@@ -57,12 +39,6 @@ _HELP = "diffsketch compare --help"
 _PLAN, _FORMAT = "comparison.plan.json", "diffsketch comparison 1"
 _LONGEST, _KEPT = 80, 60  # letters of a directory's name
 _SEED_END = 2**63
-_COLUMNS = (
-    "name", "seed", "outcome", "diverging", "rounds", "loss", "accuracy", "best_accuracy",
-    "message_bytes", "bytes_up", "bytes_down", "compression", "epsilon", "delta", "basis", "unit",
-    "relation", "trust", "noised_share", "milliseconds_per_round",
-)  # fmt: skip
-
 
 Contenders: TypeAlias = Mapping[str, Mapping[str, Value]]
 """Rows of the table by name, in their order: settings for any seed."""
@@ -100,22 +76,22 @@ def parse_method(text: str) -> tuple[str, dict[str, Value]]:
             )
         if key in settings:
             raise ArgumentError(f"method must have {key} once, got method={text!r}")
-        settings[key] = parse_setting(key, value.strip())
+        settings[key] = run_settings.parse_setting(key, value.strip())
     return text, settings
 
 
 def read_comparison(path: Path) -> tuple[dict[str, Value], list[tuple[str, dict[str, Value]]]]:
     """Shared settings in a TOML file, and those of each `[[run]]` table with its name."""
-    content = read_toml(path)
+    content = run_settings.read_toml(path)
     tables = content.pop("run", [])
-    shared = checked_table(content, f"{path}:")
+    shared = run_settings.checked_table(content, f"{path}:")
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise DataError(f"{path}: run must be tables, written as [[run]]")
     runs = []
     for number, table in enumerate(tables, start=1):
         where = f"{path}: [[run]] {number}:"
         name = table.pop("name", None)
-        settings = checked_table(table, where)
+        settings = run_settings.checked_table(table, where)
         if "seed" in settings:
             raise DataError(f"{where} seed must be the same for all runs; give it at the top")
         if name is not None and not (isinstance(name, str) and name.strip()):
@@ -176,15 +152,15 @@ def write_plan(contenders: Contenders, seeds: Sequence[int], directory: Path) ->
     for half in leftovers(directory, [_PLAN]):
         half.unlink()
     data = {"format": _FORMAT, "seeds": list(seeds), "runs": runs}
-    replace_file(directory / _PLAN, sealed(data))
+    replace_file(directory / _PLAN, files.sealed(data))
 
 
 def read_plan(directory: Path) -> tuple[Contenders, list[int]]:
     """The rows and the seeds that `write_plan` wrote, all of whose settings are allowed."""
-    check_directory(directory, "a comparison")
+    files.check_directory(directory, "a comparison")
     path = directory / _PLAN
     try:
-        data = read_sealed(path)
+        data = files.read_sealed(path)
     except FileNotFoundError as error:
         raise DataError(f"{directory}: not the directory of a comparison: no {_PLAN}") from error
     if data.get("format") != _FORMAT:
@@ -202,6 +178,7 @@ def members_of(contenders: Contenders, seeds: Sequence[int], directory: Path) ->
     """All runs of a comparison, those with the same seed together."""
     return [
         Member(name, seed, directory / folder_of(name) / f"seed-{seed}", config_of(settings, seed))
+        # Seed by seed, so that an interrupted comparison has all methods of the first seeds.
         for seed in seeds
         for name, settings in contenders.items()
     ]
@@ -214,9 +191,9 @@ def config_of(settings: Mapping[str, Value], seed: int) -> RunConfig:
 
 def run_one(member: Member, *, command: list[str], tell: Tell, stop: Stop) -> RunRecord | None:
     """Run a member to its end, from its checkpoint if it has one; None if `stop` came before."""
-    with threads(member.config.threads):
+    with torch_threads(member.config.threads):
         built = None
-        if recovered(member.path):
+        if files.has_run(member.path):
             opened = RunDirectory.open(member.path)
         elif stop():
             return None
@@ -236,12 +213,13 @@ def run_one(member: Member, *, command: list[str], tell: Tell, stop: Stop) -> Ru
 
 def _check_member(member: Member, directory: RunDirectory) -> None:
     """Raise unless the run that is there has the settings that the plan has for it."""
-    planned = with_task_defaults(member.config, fields=settings_of_methods()[member.config.method])
-    for name, wanted in planned:
+    fields = settings_of_methods()[member.config.method]
+    for name, wanted in run_settings.with_task_defaults(member.config, fields=fields):
         present = getattr(directory.config, name)
         # Settings that the data and the method decide follow from the rest.
         decided = name == "workers" or name in METHOD_SETTINGS
         if present != wanted and not (wanted is None and decided):
+            # A directory that was copied or renamed would else be averaged in.
             raise MismatchError(
                 f"{directory.path}: is no run of this comparison, whose plan has {name}={wanted!r} "
                 f"for it: it has {name}={present!r}"
@@ -275,7 +253,7 @@ def report(rows: Sequence[Mapping[str, Any]], *, seeds: Sequence[int]) -> tuple[
     table.add_column("method", overflow="fold")
     for heading in ("accuracy", "rounds,\nms each", "message,\nall bytes", "ratio"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("epsilon", no_wrap=True)
+    table.add_column("epsilon")
     assumed: dict[str, dict[str, None]] = {}
     for row in rows:
         milliseconds = row["milliseconds_per_round"]
@@ -286,8 +264,7 @@ def report(rows: Sequence[Mapping[str, Any]], *, seeds: Sequence[int]) -> tuple[
             f"{row['rounds']:,}\n" + ("-" if milliseconds is None else f"{milliseconds:.3g}"),
             f"{row['message_bytes']:,} B\n{bytes_in_words(row['bytes'])}",
             f"{row['compression']:.3g}x" if row["compression"] else "-",
-            # One part a line: epsilon 8 / delta 1e-05; / proven; / client, / replace, / central.
-            re.sub(r"(?<=[,;]) | (?=per |over )| \(", "\n", epsilon).rstrip(")"),
+            epsilon,
             end_section=True,
         )
         for text in row["assumes"]:
@@ -323,29 +300,16 @@ def _accuracy(row: Mapping[str, Any]) -> str:
 
 def write_results(
     runs: Sequence[RunRecord], rows: Sequence[Mapping[str, Any]], directory: Path
-) -> list[Path]:
-    """Write `comparison.json` and `comparison.csv`; both or none."""
-    results, stream = [], io.StringIO()
-    writer = csv.DictWriter(stream, _COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    for run in runs:
-        summary, seconds = run.summary or {}, run.seconds
-        epsilon = summary["epsilon"]
-        row = {column: summary.get(column, epsilon.get(column)) for column in _COLUMNS}
-        row |= {"name": run.name, "seed": run.config.seed, "epsilon": epsilon["value"]}
-        row["milliseconds_per_round"] = None if seconds is None else 1000 * seconds
-        writer.writerow({column: csv_cell(value) for column, value in row.items()})
-        results.append(
-            {"name": run.name, "seed": run.config.seed, "summary": summary,
-             "times": run.times, "curve": run.curve}
-        )  # fmt: skip
-    data = {"rows": list(rows), "runs": results}
-    contents = {
-        directory / "comparison.json": json.dumps(data, indent=1, allow_nan=False).encode() + b"\n",
-        directory / "comparison.csv": stream.getvalue().encode(),
-    }
-    replace_files(contents)
-    return list(contents)
+) -> Path:
+    """Write `comparison.json`: the rows, and summary, times and measurements of every run."""
+    results = [
+        {"name": run.name, "seed": run.config.seed, "summary": run.summary, "times": run.times,
+         "curve": run.curve}
+        for run in runs
+    ]  # fmt: skip
+    path = directory / "comparison.json"
+    replace_file(path, files.json_bytes({"rows": list(rows), "runs": results}))
+    return path
 
 
 def start(
@@ -364,15 +328,16 @@ def start(
     most = _SEED_END - first
     check(seeds <= most, "seeds", f"be at most {most}, so that all are below {_SEED_END}", seeds)
     contenders = contenders_of(common, tables, fields_of=settings_of_methods())
+    # Built with the first seed only: a mistake in settings shows with any.
     for name, settings in contenders.items():  # so that a mistake is found before anything is run
         try:
             build(config_of(settings, first))
         except DiffSketchError as error:
             error.args = (f"{error} (in {name})",)
             raise
-    path = output or free_name(Path("runs") / "compare")
+    path = output or files.free_name(Path("runs") / "compare")
     halves = leftovers(path, [_PLAN])  # of a process that was killed while it began
-    check_empty(path, but=halves, advice="a comparison in it is continued with --resume")
+    files.check_empty(path, but=halves, advice="a comparison in it is continued with --resume")
     prepare_output(path)
     numbers = list(range(first, first + seeds))
     return _run(contenders, numbers, path, console, jobs=jobs, command=command)
@@ -394,7 +359,7 @@ def _run(
     command: list[str],
 ) -> int:
     members = members_of(contenders, seeds, path)
-    with locked(path):
+    with files.locked(path):
         if not has_plan(path):
             write_plan(contenders, seeds, path)
         with (
@@ -422,8 +387,8 @@ def _run(
             return interrupts.exit_status
         lines = [RunLine(n, tuple(run for run in runs if run.name == n)) for n in contenders]
         rows = [row_of(line) for line in lines]
-        paths = write_results(runs, rows, path)
-    console.show(*report(rows, seeds=seeds), wrote=paths)
+        written = write_results(runs, rows, path)
+    console.show(*report(rows, seeds=seeds), wrote=[written])
     if diverged := sum(run.outcome == "diverged" for run in runs):
         console.print(f"Diverged: {diverged} of {len(runs)} runs.", highlight=False)
     return 0

@@ -11,6 +11,7 @@ import math
 import os
 import platform
 import shlex
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
@@ -24,7 +25,7 @@ import torch
 from torch import Tensor
 
 from diffsketch import __version__
-from diffsketch.app.settings import RunConfig, read_settings, to_toml
+from diffsketch.app.settings import RunConfig, checked_table, to_toml
 from diffsketch.errors import ArgumentError, DataError, DiffSketchError, MismatchError
 from diffsketch.files import leftovers, prepare_output, replace_file, replace_files, try_lock
 from diffsketch.privacy.claim import Epsilon
@@ -33,12 +34,15 @@ START, CONFIG, COMMAND = "run.json", "config.toml", "command.txt"
 METRICS, CHECKPOINT, TIMES = "metrics.jsonl", "checkpoint.safetensors", "times.json"
 MODEL, SUMMARY = "model.safetensors", "summary.json"
 
-_RUN_FORMAT, _CHECKPOINT_FORMAT = "diffsketch run 2", "diffsketch checkpoint 1"
+_RUN_FORMAT, _CHECKPOINT_FORMAT = "diffsketch run 3", "diffsketch checkpoint 2"
 SHOWN = (SUMMARY, METRICS, MODEL, CONFIG, COMMAND, TIMES, CHECKPOINT)  # the most telling first
-_RESULTS = (SUMMARY, MODEL, CHECKPOINT, METRICS, TIMES)
-_BEGINNING = (CONFIG, COMMAND, START)  # as they take their places: the last says there is a run
+_FILES = (*SHOWN, START)
+# Quantities of a measurement, and the most that each can be.
+_MEASURED = {
+    "round": math.inf, "bytes_up": math.inf, "bytes_down": math.inf, "accuracy": 1,
+    "loss": math.inf, "noised_share": 1,
+}  # fmt: skip
 _SOURCE = Path(__file__).parents[1]
-_LOCKS = Path("/proc/locks")
 
 
 class RunBusy(DiffSketchError):  # noqa: N818 - it says what happened
@@ -47,7 +51,7 @@ class RunBusy(DiffSketchError):  # noqa: N818 - it says what happened
 
 def sealed(data: Mapping[str, Any]) -> bytes:
     """The content of a JSON file with its own checksum, which `read_sealed` checks."""
-    return _json({**data, "sha256": _digest(data)})
+    return json_bytes({**data, "sha256": _digest(data)})
 
 
 def read_sealed(path: Path) -> dict[str, Any]:
@@ -63,6 +67,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object; a `FileNotFoundError` without a file, a `DataError` for any other content."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
+    # Callers tell a file that is missing from one that is damaged.
     except FileNotFoundError:
         raise
     except (ValueError, OSError, RecursionError) as error:
@@ -77,7 +82,8 @@ def finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _json(data: Mapping[str, Any]) -> bytes:
+def json_bytes(data: Mapping[str, Any]) -> bytes:
+    """The content of a JSON file for people and programs."""
     return json.dumps(data, indent=2, allow_nan=False).encode() + b"\n"
 
 
@@ -146,6 +152,7 @@ def versions() -> dict[str, str]:
 def check_versions(written: Mapping[str, str], path: Path) -> None:
     """Raise a `MismatchError` if a run was begun with other versions: its result might differ."""
     here = versions()
+    # The last bits of results depend on each of these; Python itself computes nothing.
     for name in ("diffsketch", "torch", "numpy", "machine", "source"):
         if written.get(name) != here[name]:
             raise MismatchError(
@@ -162,56 +169,16 @@ def source_digest(*parts: str, root: Path | None = None) -> str:
     paths = {path for place in places for path in (place, *place.rglob("*.py"))}
     digest = hashlib.sha256()
     for path in sorted(path for path in paths if path.suffix == ".py"):
+        # Names and sizes as well: moving text from one file to another must change the digest.
         content = path.read_bytes()
         digest.update(f"{path.relative_to(root).as_posix()} {len(content)}\n".encode())
         digest.update(content)
     return digest.hexdigest()[:16]
 
 
-class Metrics:
-    """The file of measurements of a run that is under way.
-
-    Guarantees (`tests/app/test_files.py`): after `restore`, the file is what it was when `state`
-    was called, whatever was written since; if it cannot be, that is an error.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._content = path, b""
-
-    def append(self, record: Mapping[str, Any]) -> None:
-        """Add a line; if that fails, half of it may be there, which `restore` removes."""
-        line = json.dumps(dict(record), allow_nan=False).encode() + b"\n"
-        # Appending: two programs could never write over each other's lines.
-        with self._path.open("ab") as stream:
-            stream.write(line)
-        self._content += line
-
-    def forget_last(self) -> None:
-        """Leave out the last line from now on; the file has it until it is restored."""
-        self._content = b"".join(self._content.splitlines(keepends=True)[:-1])
-
-    def state(self) -> dict[str, Any]:
-        """Length and digest of the file, after it is safely on the disk."""
-        with self._path.open("rb") as stream:
-            os.fsync(stream.fileno())
-        return {"bytes": len(self._content), "sha256": hashlib.sha256(self._content).hexdigest()}
-
-    def restore(self, state: Mapping[str, Any] | None) -> None:
-        """Cut the file back to what it was, or to nothing; a `DataError` if it was changed."""
-        if state is None:
-            self._path.write_bytes(b"")
-            return
-        if not self._path.exists():
-            raise DataError(f"{self._path}: missing: the checkpoint was made with it")
-        length = int(state["bytes"])
-        content = self._path.read_bytes()[:length]
-        if len(content) != length or hashlib.sha256(content).hexdigest() != state["sha256"]:
-            raise DataError(
-                f"{self._path}: damaged: its first {length:,} bytes are not those that the "
-                "checkpoint was made with; it was not changed"
-            )
-        os.truncate(self._path, length)
-        self._content = content
+def lines_of(curve: Iterable[Mapping[str, Any]]) -> bytes:
+    """The content of a file of measurements, one a line."""
+    return b"".join(json.dumps(dict(one), allow_nan=False).encode() + b"\n" for one in curve)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -224,14 +191,11 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(lines, start=1):
         try:
             record = json.loads(line)
-            for name in ("round", "bytes_up", "bytes_down"):
-                if type(record[name]) is not int or record[name] < 0:
-                    raise ValueError(f"{name} must be a whole number >= 0, got {record[name]!r}")
-            for name, most in (("accuracy", 1), ("loss", math.inf), ("noised_share", 1)):
+            for name, most in _MEASURED.items():
                 value = record[name]
-                if value is None and name != "accuracy":
+                if value is None and name in ("loss", "noised_share"):  # unknown
                     continue
-                if type(value) not in (int, float) or not 0 <= value <= most or value == math.inf:
+                if isinstance(value, bool) or not 0 <= value <= most or value == math.inf:
                     raise ValueError(f"{name} must be a number from 0 to {most}, got {value!r}")
             Epsilon.from_json(record["epsilon"])
             before = curve[-1]["round"] if curve else -1
@@ -245,13 +209,13 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 class RunDirectory:
-    """A run as its files have it, whether finished, interrupted or under way.
+    """A run as its files have it, whether finished or not.
 
     `look` gives one to be shown; `create` and `open` lock it for this process meanwhile.
 
-    Guarantees (`tests/app/test_files.py`): nothing is removed that is not a run's and was not
-    asked to be; two processes never write to one; settings that were changed since are noticed. A
-    run that was killed while it began can be opened, or created again (`tests/app/test_resume.py`).
+    Guarantees (`tests/app/test_files.py`): no file of anybody else is removed; two processes never
+    write to one; settings that were changed since are noticed. A run that was killed while it began
+    can be opened, or created again (`tests/app/test_resume.py`).
     """
 
     def __init__(self, path: Path, config: RunConfig, start: Mapping[str, Any]) -> None:
@@ -259,42 +223,40 @@ class RunDirectory:
         self.start = start  # content of run.json: digest of the settings, versions
         self.metrics, self.checkpoint = path / METRICS, path / CHECKPOINT
         # What a checkpoint belongs to: more rounds may follow, if the simulation agrees.
+        # The number of rounds is left out, so that a run may be extended.
         others = to_toml(config.replaced(rounds=None)).encode()
         self.identity = hashlib.sha256(others).hexdigest()
 
     @classmethod
     @contextmanager
-    def create(
-        cls, path: Path, config: RunConfig, *, command: list[str], overwrite: bool = False
-    ) -> Iterator[RunDirectory]:
-        """Make a directory for a new run; to overwrite removes a run in it, and no other file.
-
-        The command is in a file of its own, since the same run may be begun by different ones.
-        """
+    def create(cls, path: Path, config: RunConfig, *, command: list[str]) -> Iterator[RunDirectory]:
+        """Make a directory for a new run, new or empty but for what a killed process left."""
         prepare_output(path)
         with locked(path):
-            _complete(path)
-            halves = leftovers(path, (*_RESULTS, *_BEGINNING))
+            halves = leftovers(path, _FILES)
             advice = "the files in it are not those of a run"
             if has_run(path):
-                advice = f"it holds a run: continue it with --resume {path}, or use --overwrite"
-            if not (has_run(path) and overwrite):
-                check_empty(path, but=halves, advice=advice)
-            # Files of a beginning are replaced, not removed: run.json says that there is a run.
-            for old in (*(path / name for name in _RESULTS), *halves):
-                old.unlink(missing_ok=True)
+                advice = f"it holds a run: continue it with --resume {path}"
+            check_empty(path, but=halves, advice=advice)
+            # Another process cannot be writing them: the directory is locked.
+            for half in halves:
+                half.unlink(missing_ok=True)
             yield cls._begun(path, config, versions(), shlex.join(command))
 
     @classmethod
     def _begun(
         cls, path: Path, config: RunConfig, written: Mapping[str, str], command: str
     ) -> RunDirectory:
-        """Write the files that a run begins with."""
-        settings = to_toml(config).encode()
-        digest = hashlib.sha256(settings).hexdigest()
-        start = {"format": _RUN_FORMAT, "config": digest, "versions": dict(written)}
-        contents = (settings, f"{command}\n".encode(errors="replace"), sealed(start))
-        replace_files({path / name: part for name, part in zip(_BEGINNING, contents, strict=True)})
+        """Write the files that a run begins with: `run.json` first, which the others follow.
+
+        The command is in a file of its own, since the same run may be begun by different ones.
+        """
+        settings = to_toml(config)
+        start = {"format": _RUN_FORMAT, "settings": settings, "versions": dict(written)}
+        # Whoever finds run.json finds all settings in it, whenever this is killed.
+        replace_file(path / START, sealed(start))
+        text = f"{command}\n".encode(errors="replace")
+        replace_files({path / COMMAND: text, path / CONFIG: settings.encode()})
         return cls(path, config, start)
 
     @classmethod
@@ -302,16 +264,18 @@ class RunDirectory:
     def open(cls, path: Path) -> Iterator[RunDirectory]:
         """The directory of a run that was begun by this version, to go on with it."""
         check_directory(path, "a run")
-        if not (path / CONFIG).is_file() or not recovered(path):
+        if not has_run(path):
             raise DataError(
-                f"{path}: not the directory of a run: {CONFIG} or {START} is missing; a run that "
-                "was interrupted before it was begun is begun again"
+                f"{path}: not the directory of a run: {START} is missing; a run that was "
+                "interrupted before it was begun is begun again"
             )
         with locked(path):
             directory = look(path)
             check_versions(directory.start["versions"], path / START)
-            for half in leftovers(path, (*_RESULTS, *_BEGINNING)):
+            for half in leftovers(path, _FILES):
                 half.unlink(missing_ok=True)
+            if not (path / CONFIG).exists():  # killed before it was written
+                replace_file(path / CONFIG, directory.start["settings"].encode())
             yield directory
 
     def extended(self, rounds: int, *, command: list[str]) -> RunDirectory:
@@ -319,7 +283,9 @@ class RunDirectory:
 
         Killed meanwhile, it has one number or the other, and can be continued.
         """
-        for name in (SUMMARY, MODEL):  # the summary first: it says that the run is finished
+        # The summary first: it says that the run is finished. Settings that are missing follow
+        # `run.json`; those that differ from it would have been changed by somebody.
+        for name in (SUMMARY, MODEL, CONFIG):
             (self.path / name).unlink(missing_ok=True)
         both = f"{self.command}\n{shlex.join(command)}".lstrip()
         config = self.config.replaced(rounds=rounds)
@@ -355,14 +321,27 @@ class RunDirectory:
         valid = all(isinstance(number, int | float) and number >= 0 for number in numbers)
         return times if valid else {}
 
+    def add_measurement(self, record: Mapping[str, Any]) -> None:
+        """Add a line, for who looks meanwhile; half of it may be there if that fails."""
+        with self.metrics.open("ab") as stream:
+            stream.write(lines_of([record]))
+
+    def write_metrics(self, curve: Iterable[Mapping[str, Any]]) -> None:
+        """Replace the measurements: the checkpoint knows them, whatever became of the file."""
+        replace_file(self.metrics, lines_of(curve))
+
     def write_checkpoint(self, content: bytes, times: dict[str, float]) -> None:
         """Replace the checkpoint; on an error the old one stays."""
         replace_file(self.checkpoint, content)
-        replace_file(self.path / TIMES, _json(times))
+        replace_file(self.path / TIMES, json_bytes(times))
 
-    def write_results(self, *, model: bytes, summary: dict[str, Any]) -> None:
+    def write_results(
+        self, *, curve: Iterable[Mapping[str, Any]], model: bytes, summary: dict[str, Any]
+    ) -> None:
         """Write the results; the summary last, since it says that the run is finished."""
-        replace_files({self.path / MODEL: model, self.path / SUMMARY: sealed(summary)})
+        parts = {self.metrics: lines_of(curve), self.path / MODEL: model}
+        # One after the other, in this order.
+        replace_files({**parts, self.path / SUMMARY: sealed(summary)})
 
 
 def has_run(path: Path) -> bool:
@@ -378,7 +357,7 @@ def look(path: Path) -> RunDirectory:
     """
     file, config = path / START, path / CONFIG
     try:
-        kind, digest = read_json(file).get("format"), hashlib.sha256(config.read_bytes())
+        kind = read_json(file).get("format")
     except FileNotFoundError as error:
         raise DataError(f"{error.filename}: missing") from error
     if kind != _RUN_FORMAT:  # before the checksum, which another format may not have
@@ -387,15 +366,15 @@ def look(path: Path) -> RunDirectory:
             "version of diffsketch"
         )
     start = read_sealed(file)
-    if not isinstance(start.get("versions"), dict):
-        raise DataError(f"{file}: damaged: it lacks the versions")
+    if not isinstance(start.get("versions"), dict) or not isinstance(start.get("settings"), str):
+        raise DataError(f"{file}: damaged: it lacks the versions or the settings")
     start["versions"] = {name: str(value) for name, value in start["versions"].items()}
-    if digest.hexdigest() != start.get("config"):
+    if config.exists() and config.read_bytes() != start["settings"].encode():
         raise MismatchError(
             f"{config}: changed since the run began: it does not say any more what was run, and a "
             "run can only be continued with the settings that it has"
         )
-    settings: dict[str, Any] = {**read_settings(config)}
+    settings: dict[str, Any] = checked_table(tomllib.loads(start["settings"]), f"{file}:")
     return RunDirectory(path, RunConfig(**settings), start)
 
 
@@ -433,43 +412,8 @@ def locked(path: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def is_locked(path: Path) -> bool:
-    """Whether a process here has locked a directory; False where the kernel does not tell."""
-    # Trying to lock it would for a moment keep away whoever wants to continue the run.
-    place = path.stat()
-    wanted = f"{os.major(place.st_dev):02x}:{os.minor(place.st_dev):02x}:{place.st_ino}"
-    try:
-        return any(wanted in line.split() for line in _LOCKS.read_text().splitlines())
-    except OSError:
-        return False
-
-
 def check_directory(path: Path, whose: str) -> None:
     """Raise a `DataError` unless there is a directory of this name."""
     if not path.is_dir():
         what = "is no directory" if path.exists() else "no such directory"
         raise DataError(f"{path}: {what}; it must be that of {whose}")
-
-
-def recovered(path: Path) -> bool:
-    """Whether a run was begun in a directory; it is completed if a kill left it half begun."""
-    if path.is_dir():
-        with locked(path):
-            _complete(path)
-    return has_run(path)
-
-
-def _complete(path: Path) -> None:
-    """Put `run.json` in place if it is whole and all else is there.
-
-    All files of a beginning are written before the first of them takes its place. Settings whose
-    digest it has are its own, and nobody else's.
-    """
-    if not (path / CONFIG).is_file():
-        return
-    digest = hashlib.sha256((path / CONFIG).read_bytes()).hexdigest()
-    for leftover in leftovers(path, [START]):
-        with contextlib.suppress(DataError):
-            if read_sealed(leftover).get("config") == digest:
-                leftover.replace(path / START)
-                return

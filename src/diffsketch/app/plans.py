@@ -14,19 +14,17 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from diffsketch.methods.plain import PlainSketch, Uncompressed
-from diffsketch.planning import FreeSize, Option, Plan, PlanRequest, SketchSize
-from diffsketch.planning.search import option_at
+from diffsketch.methods.plain import Uncompressed
+from diffsketch.planning import Option, Plan, PlanRequest, SketchSize
 from diffsketch.privacy.claim import Trust, Unit
 from diffsketch.training.defaults import TASK_DEFAULTS
+from diffsketch.wire.sums import proposed_sum
 
 Parts: TypeAlias = tuple[Table | Text, ...]
 
 _WIDTH = 74  # of commands and code, so that a terminal of 80 columns breaks no line
 _TASK, _TASK_DIM = "mnist-devices", 7850  # a task of `diffsketch run`, and the weights of its model
 _TASK_DEVICES = int(TASK_DEFAULTS[_TASK]["workers"])
-_MNIST_WORKERS = 300  # that the task of workers has examples for
-_STEPS = (0.25, 0.5, 2, 4)  # sizes beside the smallest free one, in units of it
 
 
 def _table(title: str, columns: Sequence[str], rows: Iterable[tuple[Sequence[str], bool]]) -> Table:
@@ -136,67 +134,12 @@ def report_sizes(
             f"no sketch. Vectors as they are fit, with {vector_bytes:,} bytes a message, and their "
             "mean is exact (--method none)."
         )
-    command = _bare_command(best, rounds, dense=dense)
     settings = f"rows=1, cols={best.cols}, bits={best.bits}"
     return (
         _table("Bare sketches, best first", columns, rows),
         Text(reading, style="dim"),
         _said("Best", answer),
-        *([] if command is None else [_said("Run it", command)]),
         *([] if dense else [_said("In DDP", f'sketch_state(model, "sketch", {settings}, seed=7)')]),
-    )
-
-
-def report_free(answer: FreeSize) -> Parts:
-    """Lay out the sizes around the smallest free one, and say what free means."""
-    request, dense, smallest = answer.request, answer.dense, answer.smallest
-    columns = ("cells", "bytes", "ratio", "noise", "sketch", "error", "above dense")
-    sizes = [max(1, int(answer.cells * step)) for step in _STEPS]
-    name = f"sketch-{dense.method.name}"
-    beside = [option_at(request, name, size) for size in sizes if size < request.dim]
-    by_cells = {o.method.message_format.cell_count: o for o in (*beside, smallest, dense) if o}
-    rows = [
-        (
-            (f"{cells:,}", f"{option.method.wire_bytes:,}", f"{option.method.compression:,.4g}x",
-             f"{option.error.noise + option.error.rounding:.4g}", f"{option.error.recovery:.4g}",
-             f"{option.error.total:.4g}",
-             "dense" if option is dense else f"{answer.excess(option):+.1%}"),
-            option is smallest,
-        )
-        for cells, option in sorted(by_cells.items())
-    ]  # fmt: skip
-    reading = (
-        f"Costs nothing: an error of one round at most {answer.allowance:.0%} above that of the "
-        "dense mean with the same epsilon, predicted for dense vectors of norm "
-        f"{request.vector_norm:g} and spread {request.spread:g} (--norm, --spread; 0 is the worst "
-        "case). Errors are relative to the squared norm of the mean."
-    )
-    said = (
-        f"{answer.cells:,} cells, {request.dim / answer.cells:.3g} times fewer than the vector, "
-        f"cost nothing ({smallest.method.wire_bytes:,} bytes instead of "
-        f"{dense.method.wire_bytes:,})."
-    )
-    if dense.error.total > 1:
-        said += (
-            " Free is not good: the error of one round is above 1 either way, which an estimate of "
-            "zero has; over rounds it falls with their number."
-        )
-    if smallest is dense:
-        said = (
-            "no table smaller than the vector costs nothing: the noise is too small to hide it "
-            "(longer vectors, fewer clients, more rounds or a smaller epsilon change that)."
-        )
-    theory = (
-        f"about n^2 epsilon^2 / rounds = {answer.theory:,.0f} cells for n = {request.cohort:,} and "
-        f"{request.paying_rounds:,} rounds of each client, without constants and logarithms "
-        "(arXiv 2203.03761)."
-    )
-    return (
-        _table("How small the table may be", columns, rows),
-        Text(reading, style="dim"),
-        _said("Free", said),
-        *([] if request.trust is Trust.LOCAL else [_said("Theory", theory)]),
-        _said("Guarantee", f"{smallest.total}."),
     )
 
 
@@ -234,6 +177,7 @@ def run_command(option: Option, request: PlanRequest) -> str | None:
     """
     if request.dim != _TASK_DIM or request.members > _TASK_DEVICES or request.delta == 0:
         return None
+    # The task has so many devices by default, and the flag can be left out.
     every = request.members == _TASK_DEVICES
     flags: dict[str, Any] = {
         "task": _TASK, **({} if every else {"workers": request.members}),
@@ -242,18 +186,6 @@ def run_command(option: Option, request: PlanRequest) -> str | None:
         **{name: value for name, value in option.settings.items() if name != "delta"},
     }  # fmt: skip
     return _command(flags)
-
-
-def _bare_command(method: PlainSketch, rounds: int, *, dense: bool) -> str | None:
-    """Write a `diffsketch run` with such messages; None if no task of it has these vectors."""
-    if method.dim != _TASK_DIM or not method.cohort or method.cohort > _TASK_DEVICES:
-        return None
-    flags: dict[str, Any] = {"task": _TASK, "cohort": method.cohort}
-    if method.cohort <= _MNIST_WORKERS:
-        flags = {"task": "mnist", "workers": method.cohort}
-    flags |= {"rounds": rounds, "method": "none" if dense else "sketch"}
-    sizes = {"rows": 1, "cols": method.cols, "bits": method.bits}
-    return _command(flags if dense else {**flags, **sizes})
 
 
 def _command(flags: dict[str, Any]) -> str:
@@ -267,8 +199,10 @@ def flower_plan(option: Option, request: PlanRequest) -> str | None:
     """Write the plan for Flower's engine; None if it refuses the sampling."""
     if request.sampling == "poisson":
         return None
+    # Shares of the noise add up to the claim only if as many answer as were planned.
     secure = option.trust is Trust.DISTRIBUTED
-    more = f", min_replies={request.cohort}, secure_sum=True" if secure else ""
+    how = proposed_sum(request.cohort)
+    more = f', min_replies={request.cohort}, secure_sum="{how}"' if secure else ""
     return f'FlowerPlan("{option.method.name}", {option.settings!r}, cohort={request.cohort}{more})'
 
 
@@ -321,7 +255,11 @@ def plan_data(plan: Plan) -> dict[str, Any]:
     def plain(option: Option) -> dict[str, Any]:
         method, error = option.method, option.error
         return {
-            **_option_data(option),
+            "method": method.name,
+            "settings": option.settings,
+            "message_bytes": method.wire_bytes,
+            "relative_error": error.total,
+            "total_epsilon": option.total.to_json(),
             "exact": method.exact,
             "shape": list(method.message_format.shape),
             "bits": method.message_format.bits,
@@ -341,32 +279,6 @@ def plan_data(plan: Plan) -> dict[str, Any]:
         "advice": list(plan.advice),
         "notes": list(plan.notes),
         "code": python_code(plan.best, request),
-    }
-
-
-def free_data(answer: FreeSize) -> dict[str, Any]:
-    """Convert the smallest free size to plain data, for JSON."""
-
-    def plain(option: Option) -> dict[str, Any]:
-        cells = option.method.message_format.cell_count
-        return {**_option_data(option), "cells": cells, "above_dense": answer.excess(option)}
-
-    return {
-        "cells": answer.cells,
-        "theory_cells": None if answer.request.trust is Trust.LOCAL else answer.theory,
-        "allowance": answer.allowance,
-        "smallest": plain(answer.smallest),
-        "dense": plain(answer.dense),
-    }
-
-
-def _option_data(option: Option) -> dict[str, Any]:
-    return {
-        "method": option.method.name,
-        "settings": option.settings,
-        "message_bytes": option.method.wire_bytes,
-        "relative_error": option.error.total,
-        "total_epsilon": option.total.to_json(),
     }
 
 

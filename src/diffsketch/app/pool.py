@@ -60,6 +60,7 @@ def run_all(
         return _in_this_process(work, items, watch, stop)
     # Not forked: threads of PyTorch and Numba do not survive that.
     context = multiprocessing.get_context("spawn")
+    # Shared memory instead of queues: a share may be lost, and nobody waits for it.
     event = context.Event()
     shares = context.Array("d", len(items), lock=False)  # zeros
     with ProcessPoolExecutor(
@@ -108,6 +109,7 @@ _shares: MutableSequence[float] = []  # shared with the parent
 
 def _enter_process(event: Event, shares: MutableSequence[float]) -> None:
     global _stopped, _shares  # how a pool hands something to its processes
+    # Globals of the process, since work is a function of a module and takes only its item.
     _stopped, _shares = event, shares
     # The parent decides: Ctrl-C reaches all processes of a terminal.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

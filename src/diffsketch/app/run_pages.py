@@ -1,4 +1,4 @@
-"""A page of a user's own runs: finished, under way or interrupted, and comparisons of them."""
+"""A page of a user's own runs, finished or not, and of comparisons of them."""
 
 from __future__ import annotations
 
@@ -27,11 +27,6 @@ from diffsketch.privacy.claim import Basis, Epsilon
 from diffsketch.training.defaults import TASK_TITLES
 
 _DEPTH = 4  # directories below the one that is given: runs/COMPARISON/NAME/seed-0 is the usual most
-_BASES = {
-    Basis.PROVEN: "Proven privacy",
-    Basis.CLAIMED: "Claimed only, which is no guarantee",
-    Basis.NONE: "No claim of privacy",
-}
 _ROUNDS, _UP, _BOTH = "Rounds", "Bytes sent by workers", "Bytes sent up and down"
 _SPREAD = (
     " Lines are means over the seeds, shades reach from the lowest to the highest seed. A seed "
@@ -40,8 +35,7 @@ _SPREAD = (
 _RESULTS_CAPTION = (
     "Means over the seeds, ± the standard deviation; epsilon is the largest. Accuracy is that of "
     "the last measurement. Bytes are those of all messages with their headers; compression is of "
-    "vectors in float32 to them. Interrupted: not finished, and no process of this machine is "
-    "writing to it."
+    "vectors in float32 to them. Unfinished: interrupted, or still under way."
 )
 
 
@@ -75,7 +69,7 @@ def page_of_runs(paths: Iterable[Path], *, title: str = "", command: str = "") -
         exhibits: tuple[Exhibit, ...] = (*plots_of(lines, prefix=prefix), table_of(lines, prefix))
         details = {table.title: (table,) for table in _details(lines, prefix)}
         heading = TASK_TITLES.get(data, data)
-        sections.append(Section(prefix, heading, _summary(lines), exhibits, details=details))
+        sections.append(Section(prefix, heading, "", exhibits, details=details))
     heading = ", ".join(section.title for section in sections)
     if meanings := _meanings(all_lines):  # long, and so below the numbers
         below = "What the epsilons mean, and what they rest on"
@@ -215,6 +209,7 @@ def _epsilon_plot(lines: Sequence[RunLine], prefix: str) -> Plot:
         budget, epsilon = line.config.budget, line.epsilon
         if budget is not None and epsilon is not None and epsilon.basis is Basis.PROVEN:
             rounds = line.config.rounds or epsilon.rounds
+            # The budget is for all planned rounds, whatever has been spent of it so far.
             limit = dataclasses.replace(epsilon, value=budget, rounds=rounds)
             marks.setdefault(budget, Mark(budget, "budget", epsilon=limit))
     absent = [line.name for line in lines if line.name not in {drawn.name for drawn in series}]
@@ -272,6 +267,7 @@ def _series(
         ]
         if not any(complete):
             continue
+        # A largest value has no spread to shade.
         several = len(line.runs) > 1 and together is not max
         up, down = (
             [statistics.fmean(point[way] for point in column) for column in columns.values()]
@@ -401,17 +397,3 @@ def _best(lines: Sequence[RunLine], task: str) -> list[str]:
         f"On {task}, {line.name} {verb} {100 * accuracies[line]:.2f}%{spread}{so_far} after "
         f"{line.rounds:,} rounds and {price} up and down{epsilon}."
     ]
-
-
-def _summary(lines: Sequence[RunLine]) -> str:
-    """Say which lines have which kind of privacy, and which diverged."""
-    groups = {
-        text: [line.name for line in lines if line.epsilon and line.epsilon.basis is basis]
-        for basis, text in _BASES.items()
-    }
-    groups["Diverged"] = [
-        f"{line.name} ({count} of {len(line.runs)})" if len(line.runs) > 1 else line.name
-        for line in lines
-        if (count := line.outcomes["diverged"] + line.outcomes["diverging"])
-    ]
-    return " ".join(f"{text}: {'; '.join(names)}." for text, names in groups.items() if names)

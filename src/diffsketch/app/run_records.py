@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from diffsketch.app.files import SUMMARY, is_locked, look, read_metrics
+from diffsketch.app.files import SUMMARY, look, read_metrics
 from diffsketch.app.settings import FEDAVG_SETTINGS, METHOD_SETTINGS, RunConfig, Value
 from diffsketch.errors import DataError
 from diffsketch.privacy.claim import Epsilon
@@ -44,7 +44,6 @@ class RunRecord:
     summary: dict[str, Any] | None
     curve: Sequence[Point]
     times: Mapping[str, float]  # of `times.json`; empty if unknown
-    under_way: bool = False  # whether a process is writing to it
     versions: Mapping[str, str] = field(default_factory=dict)
     command: str = ""
     name: str | None = None  # in the comparison that it is part of
@@ -79,7 +78,7 @@ class RunRecord:
     def outcome(self) -> str:
         """Outcome as tables and legends name it."""
         if self.summary is None:
-            return "under way" if self.under_way else "interrupted"
+            return "unfinished"
         if self.summary["outcome"] == "finished" and self.summary["diverging"]:
             return "diverging"
         return "out of budget" if self.summary["outcome"] == "budget" else self.summary["outcome"]
@@ -131,6 +130,7 @@ class RunLine:
 
     def compression(self, *ways: str) -> float | None:
         """Compute bytes of vectors in float32 over those of the messages: "up", "down" or both."""
+        # A ratio of sums, and not a mean of ratios: bytes of all seeds over bytes of all seeds.
         raw = sum(sum(self.values(f"uncompressed_bytes_{way}")) for way in ways)
         sent = sum(sum(self.values(f"bytes_{way}")) for way in ways)
         return raw / sent if raw and sent else None
@@ -204,7 +204,6 @@ def read_run(path: Path, name: str | None = None) -> RunRecord:
             )
     return RunRecord(
         path, directory.config, summary, curve, directory.times(),
-        under_way=summary is None and is_locked(path),
         versions=directory.start["versions"], command=directory.command, name=name,
     )  # fmt: skip
 
@@ -226,6 +225,7 @@ def lines_of(runs: Iterable[RunRecord]) -> tuple[list[RunLine], list[str]]:
         twin = next((other for other in home if other.config.seed == run.config.seed), None)
         home.append(run)
         if twin is not None:
+            # A finished run beats an unfinished one, then the one with more measurements.
             shorter, longer = sorted((run, twin), key=lambda r: (bool(r.summary), len(r.curve)))
             home.remove(shorter)
             notes.append(f"{shorter.path} repeats {longer.path}, and is counted once.")
@@ -272,6 +272,7 @@ def _names(groups: Sequence[Sequence[RunRecord]]) -> list[str]:
                 if within is None or rival[within] == config[within]
             )
         ]
+        # A name that the user gave goes before that of the method.
         head = title or str(config["method"])
         if "rows" in differing or "cols" in differing:
             head += f" {config['rows']}x{config['cols']}"  # the size belongs to the method

@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import safetensors.torch
-import torch
 from rich.table import Table
 
 from diffsketch.app import files
 from diffsketch.app.build import Built, assumptions, build
-from diffsketch.app.files import Metrics, RunDirectory, finite
+from diffsketch.app.files import RunDirectory, finite
 from diffsketch.app.settings import RunConfig
 from diffsketch.app.terminal import Interrupts, LastingConsole, print_line
+from diffsketch.compiled import torch_threads
 from diffsketch.errors import ArgumentError, DataError, DiffSketchError, MismatchError, check
 from diffsketch.methods.client_noise import SketchSkellam
 from diffsketch.methods.gate import NonFiniteUpdate
-from diffsketch.privacy.accounting.account import BudgetExceeded
+from diffsketch.privacy.accounting.budget import BudgetExceeded
 from diffsketch.privacy.claim import Epsilon
 from diffsketch.training.models import unflatten
 from diffsketch.training.simulation import Diverged, DivergedRound, RoundResult
@@ -108,7 +108,7 @@ class TrainingSession:
         self.simulation, self.directory, self.progress = built.simulation, directory, RunProgress()
         self.rounds = directory.config.rounds or 0
         self.curve: list[dict[str, Any]] = []  # measurements so far
-        self._built, self._metrics = built, Metrics(directory.metrics)
+        self._built = built
         self._delta = directory.config.delta
         self._times = {"training": 0.0, "total": 0.0, **directory.times(), "rounds": 0}
         self._saved_round: int | None = None
@@ -134,11 +134,11 @@ class TrainingSession:
             ending = self._train(show, stop)
             self._save()
             if ending.kind != "interrupted":
-                named = unflatten(self._built.model, self.simulation.averaged_weights)
+                named = unflatten(self._built.model, self.simulation.weights)
                 model = {name: part.cpu().contiguous() for name, part in named.items()}
-                directory.write_results(
-                    model=safetensors.torch.save(model), summary=self._summary(ending)
-                )
+                content, summary = safetensors.torch.save(model), self._summary(ending)
+                directory.write_results(curve=self.curve, model=content, summary=summary)
+        # Before OSError, which a DataError is as well.
         except DiffSketchError:
             raise  # some of these are also an OSError, but not about writing
         except OSError as error:
@@ -204,6 +204,7 @@ class TrainingSession:
     def _evaluate(self) -> None:
         """Measure the model and add a line, unless this round has one."""
         simulation, progress = self.simulation, self.progress
+        # The last round is evaluated at its end, and once more when the session ends.
         if self.curve and self.curve[-1]["round"] == simulation.round_index:
             return
         loss, accuracy = simulation.evaluate()
@@ -221,7 +222,7 @@ class TrainingSession:
         moving = {"drift": simulation.drift, "clip": simulation.clip}
         moving["saturated_share"] = progress.saturated_share
         record |= {name: value for name, value in moving.items() if value is not None}
-        self._metrics.append(record)
+        self.directory.add_measurement(record)
         self.curve.append(record)
 
     def _save(self) -> None:
@@ -229,7 +230,7 @@ class TrainingSession:
         self._times["total"] += now - self._clock
         self._times["rounds"] = self.round_index
         self._clock = self._last_save = now
-        progress = asdict(self.progress) | {"metrics": self._metrics.state(), "rounds": self.rounds}
+        progress = asdict(self.progress) | {"curve": self.curve, "rounds": self.rounds}
         content = files.pack(self.simulation.state(), progress, identity=self.directory.identity)
         self.directory.write_checkpoint(content, self._times)
         self._saved_round = self.round_index
@@ -247,23 +248,21 @@ class TrainingSession:
                     f"{path}: missing, though the run had begun: put it back, or begin again with "
                     f"diffsketch run --config {directory.path / files.CONFIG}"
                 )
-            self._metrics.restore(None)
+            directory.write_metrics([])
             return
         state, saved = files.unpack(path.read_bytes(), path, identity=directory.identity)
         try:
             self.simulation.load_state(state)
         except MismatchError as error:
             raise MismatchError(f"{path}: {error}") from error
-        planned = saved.pop("rounds")
-        self._metrics.restore(saved.pop("metrics"))  # last: it cuts the file
-        self.curve, self.progress = files.read_metrics(directory.metrics), RunProgress(**saved)
-        self._saved_round = self.round_index
+        planned, self.curve = saved.pop("rounds"), saved.pop("curve")
+        self.progress, self._saved_round = RunProgress(**saved), self.round_index
         if planned != self.rounds and not self._is_due(self.curve[-1]["round"]):
             # That of an end which is none any more: a run with as many rounds would not have it.
+            # (An evaluation that is due stays: the longer run has it as well.)
             self.curve.pop()
-            self._metrics.forget_last()
-            self._save()  # first: until the file is cut, either checkpoint is good
-            self._metrics.restore(self._metrics.state())
+            self._save()
+        directory.write_metrics(self.curve)
 
     def _summary(self, ending: Ending) -> dict[str, Any]:
         """The content of `summary.json`. No times, so that the same run gives the same.
@@ -281,6 +280,7 @@ class TrainingSession:
         raw_up, raw_down = 4 * method.dim * progress.messages, 4 * method.dim * progress.downloads
         up, down = simulation.bytes_up, simulation.bytes_down
         chosen: dict[str, Any] = {}  # by the method, where it was not given
+        # Only these choose bits and step by themselves, and config has what was given.
         if isinstance(method, SketchSkellam):
             mechanism = method.mechanism
             chosen = {"bits": mechanism.bits, "granularity": mechanism.quantizer.granularity}
@@ -372,14 +372,13 @@ def start(
     console: LastingConsole,
     *,
     command: list[str],
-    overwrite: bool = False,
 ) -> int:
     """Begin a run in a directory, by default a new one below `runs`; the exit status."""
-    with threads(config.threads):
+    with torch_threads(config.threads):
         built = build(config)
         chosen = built.config
         path = output or files.free_name(Path("runs") / f"{chosen.data_name}-{chosen.method}")
-        with RunDirectory.create(path, chosen, command=command, overwrite=overwrite) as directory:
+        with RunDirectory.create(path, chosen, command=command) as directory:
             return _session_on(console, built, directory)
 
 
@@ -395,7 +394,7 @@ def resume(
             print_line(console, f"The run in {path} is finished: there is nothing to continue.")
             console.show(*report(summary, directory.times()))
             return 0
-        with threads(directory.config.threads):
+        with torch_threads(directory.config.threads):
             return _session_on(console, build(directory.config), directory)
 
 
@@ -406,7 +405,7 @@ def _extended(directory: RunDirectory, rounds: int, command: list[str]) -> RunDi
         state, _ = files.unpack(path.read_bytes(), path, identity=directory.identity)
         done = state["round_index"]
         check(rounds >= done, "rounds", f"be at least the {done:,} that are done", rounds)
-        with threads(directory.config.threads):
+        with torch_threads(directory.config.threads):
             simulation = build(directory.config.replaced(rounds=rounds)).simulation
         try:
             simulation.load_state(state)
@@ -454,14 +453,3 @@ def warnings_in_lines(console: LastingConsole) -> Iterator[None]:
         warnings.simplefilter("always", NonFiniteUpdate)
         warnings.showwarning = show
         yield
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Give PyTorch `count` threads for a while."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeAlias, cast, get_args, get_origi
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from diffsketch.errors import ArgumentError, DataError, check, nearest
+from diffsketch.errors import ArgumentError, DataError, nearest
 from diffsketch.training.defaults import TASK_DEFAULTS
 
 Value: TypeAlias = bool | int | float | str | None
@@ -26,7 +26,7 @@ METHOD_NAMES = [
 FamilyName: TypeAlias = Literal["blocked", "pairwise"]
 RelationName: TypeAlias = Literal["replace", "add-or-remove"]
 TrustName: TypeAlias = Literal["local", "distributed", "central"]
-UnitName: TypeAlias = Literal["coordinate", "example", "client"]
+UnitName: TypeAlias = Literal["coordinate", "example", "person", "client"]
 SamplingName: TypeAlias = Literal["weighted", "uniform", "shuffled", "poisson"]
 
 _TYPE_TEXT = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
@@ -147,15 +147,11 @@ class RunConfig(Options):
     appended: Literal["fixed", "least"] | None = _method(
         "diffsketch: --padding numbers to every vector, or to each as many of them as it needs."
     )
-    percentile: Literal["sizes", "signed"] | None = _method(
-        "The paper's alpha: 90th percentile of the coordinates' sizes, or of the coordinates.",
+    method_settings: str | None = _method(
+        "Further settings of a method that is registered elsewhere: name=value, with spaces "
+        "between.",
         hidden=True,
     )
-    shortfall: Literal["whole", "graded"] | None = _method(
-        "diffsketch: Laplace noise that would do alone, or the part of it that is missing.",
-        hidden=True,
-    )
-    std: float | None = _method("Standard deviation of appended numbers.", gt=0, hidden=True)
     clip: float | None = _method("Limit of what a worker contributes.", gt=0, le=1e30)
     clip_quantile: float | None = _method(
         "Share of workers that should not need clipping: --clip is then the first round's, and "
@@ -171,6 +167,23 @@ class RunConfig(Options):
         "Whether neighbouring data sets lack a client or have another one."
     )
     trust: TrustName | None = _method("Whom clients trust: nobody, a secure sum or the server.")
+    unit: UnitName | None = _method(
+        "What is hidden: a client, or each example in it (Gaussian and Skellam noise, sgd).",
+        means="client",
+    )
+    lost: int | None = _method(
+        "Silos under distributed trust whose noise the claim does without (--unit example).", ge=0
+    )
+    rate: float | None = _method(
+        "Probability of an example to be in a batch (--unit example).",
+        means="batch size over examples",
+        gt=0,
+        le=1,
+        hidden=True,
+    )
+    records: float | None = _method(
+        "Examples of a batch in the mean (--unit example).", means="batch size", gt=0, hidden=True
+    )
     bits: int | None = _method(
         "Bits of a cell on the wire.", means="32 for a bare sketch, else the fewest", ge=1, le=62
     )
@@ -198,17 +211,6 @@ class RunConfig(Options):
     )
     momentum: float = _server("Momentum of the mean update.", default=0.0, ge=0, lt=1)
     update_clip: float | None = _server("Largest norm of the mean update.", means="no limit", gt=0)
-    averaging: float = _server(
-        "Weight of the past in the averaged model; 0 is off.", default=0.0, ge=0, lt=1
-    )
-    top_k: int | None = _server(
-        "Coordinates that are taken from the table a round, the rest being kept in it (FetchSGD).",
-        means="off",
-        ge=1,
-    )
-    table_momentum: float = _server(
-        "Momentum in sketch space (with --top-k).", default=0.0, ge=0, lt=1
-    )
 
     budget: float | None = _privacy("Stop before epsilon exceeds this.", means="none", gt=0)
     delta: float = _privacy("Delta of epsilon.", default=1e-5, gt=0, lt=1)
@@ -305,6 +307,7 @@ def parse_setting(name: str, text: str) -> Value:
     value: object = text  # refused as text, if it is no number
     with contextlib.suppress(ValidationError):
         kind: Any = RunConfig.model_fields[name].annotation
+        # As the command line parses it, without its messages.
         value = TypeAdapter(kind).validate_strings(text)
     return cast(Value, getattr(RunConfig(**{name: value}), name))  # type: ignore[arg-type]
 
@@ -354,7 +357,7 @@ def to_toml(config: RunConfig) -> str:
 
 METHOD_SETTINGS = frozenset(
     name for name, setting in describe(RunConfig).items() if setting.section == "Method"
-) - {"method", "hashes", "correction"}
+) - {"method", "method_settings", "hashes", "correction"}
 """All settings that methods may have, called as the methods call them."""
 
 FEDAVG_SETTINGS = ("local_epochs", "cohort", "sampling")
@@ -369,12 +372,11 @@ def with_task_defaults(config: RunConfig, *, fields: frozenset[str]) -> RunConfi
     algorithm = config.algorithm or str(defaults["algorithm"])
     unused = dict.fromkeys(METHOD_SETTINGS - fields, f"--method {config.method}")
     only = FEDAVG_SETTINGS if algorithm == "sgd" else ("correction",)
+    # Given and not used would be a silent mistake, so each has the option that rules it out.
     unused |= dict.fromkeys(only, f"--algorithm {algorithm}")
     left_out = set(unused)
     if config.task == "shakespeare":
         unused["samples"] = "--task shakespeare"
-    if config.top_k is not None:
-        unused["momentum"] = "--top-k, which has --table-momentum"
     # Tables depend on the round's hashes; other messages do not.
     if "rows" not in fields:
         unused["hashes"] = f"--method {config.method}"
@@ -383,12 +385,9 @@ def with_task_defaults(config: RunConfig, *, fields: frozenset[str]) -> RunConfi
             raise ArgumentError(
                 f"{name} must not be given with {unused[name]}, got {name}={value!r}"
             )
-    momentum = config.table_momentum
-    check(
-        config.top_k is not None or not momentum, "table_momentum", "be 0 without --top-k", momentum
-    )
     if config.data_dir is not None and config.task == "shakespeare":
         left_out.add("workers")  # as many roles as there are, up to the paper's number
+    # cpSGD is set by its own k and m, or by the epsilon of the paper's table.
     if config.levels is not None or config.trials is not None:
         left_out.add("claimed")
     filled: dict[str, Value] = {k: v for k, v in defaults.items() if k not in left_out}

@@ -56,6 +56,7 @@ class LastingConsole(Console):
         columns = (TextColumn("{task.description}"), BarColumn(None), TimeRemainingColumn())
         bar = Progress(*columns, console=self, expand=True)
         task = bar.add_task(what, total=total or 1)
+        # Transient: what is left in the end is the report, and no bar.
         live = Live(bar, console=self, transient=True)
 
         def show(done: float, text: str | Callable[[], str] = "") -> None:
@@ -117,4 +118,5 @@ class Interrupts:
 
     def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         self.signal = number
+        # From now on a second signal acts as it did before: whoever cannot wait can end the run.
         self.__exit__()

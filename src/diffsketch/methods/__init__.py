@@ -11,7 +11,7 @@ from diffsketch.methods.base import (
 )
 from diffsketch.methods.client_noise import GaussianMean, SkellamMean, SketchGaussian, SketchSkellam
 from diffsketch.methods.cpsgd import CpSgd
-from diffsketch.methods.gate import PrivateMean, private_mean, release, release_noise
+from diffsketch.methods.gate import PrivateMean, release, release_noise
 from diffsketch.methods.paper import DiffSketch, RawLaplace, SketchLaplace
 from diffsketch.methods.plain import PlainSketch, TableMethod, Uncompressed
 
@@ -33,7 +33,6 @@ __all__ = [
     "Uncompressed",
     "build_method",
     "parse_settings",
-    "private_mean",
     "register",
     "release",
     "release_noise",

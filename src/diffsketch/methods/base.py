@@ -31,8 +31,9 @@ from diffsketch.privacy.claim import Claim, NoClaim, Relation, Scope, Trust, Uni
 from diffsketch.privacy.clipping import CoordinateQuantizer
 from diffsketch.privacy.mechanisms.integer import IntegerMechanism
 from diffsketch.privacy.simulated_noise import Noise
-from diffsketch.sketch.count_sketch import Combine, CountSketch, check_seed
+from diffsketch.sketch.count_sketch import CountSketch, check_seed
 from diffsketch.sketch.hashing import Geometry, HashSeed
+from diffsketch.sketch.kernels.estimators import Combine
 from diffsketch.wire.formats import Cells, MessageFormat, WireError
 
 FALSE_REFUSAL = 1e-9
@@ -248,6 +249,11 @@ class Method(ABC):
         """Number of messages that an unencrypted sum is sized for."""
         return MANY
 
+    @property
+    def takes_records(self) -> bool:
+        """Whether messages are made of records (`diffsketch.silos.messages`), not of a vector."""
+        return False
+
     @cached_property
     def message_format(self) -> MessageFormat:
         """Format of one worker's message: float32, or the whole numbers of the noise."""
@@ -332,18 +338,27 @@ class Method(ABC):
             MismatchError: The vectors have another length.
         """
         _check_round(seed)
+        if self.takes_records:
+            raise ArgumentError(
+                "vectors must not be encoded where the claim is about records, each of which is to "
+                "be bounded on its own: use diffsketch.silos.messages"
+            )
         if not isinstance(noise, Noise):
             raise ArgumentError(f"noise must be a Noise, got {type(noise).__name__}")
         values = self.checked(vectors)
         batch = values if values.dim() == 2 else values[None]
         encoded = self._encode(batch, seed, noise)
         messages = encoded.messages
+        # The caller's own vectors, sent as they are, were checked above.
         if messages.is_floating_point() and messages.data_ptr() != batch.data_ptr():
             check_sums(messages)
         return encoded if values.dim() == 2 else encoded[0]
 
-    def checked(self, vectors: Tensor) -> Tensor:
-        """Return the vectors as float32; raise what `encode` raises if they are not to be sent."""
+    def checked(self, vectors: Tensor, *, first: int = 0) -> Tensor:
+        """Return the vectors as float32; raise what `encode` raises if they are not to be sent.
+
+        Errors count rows from `first` on.
+        """
         if not isinstance(vectors, Tensor) or vectors.dtype not in (torch.float32, torch.float64):
             raise ArgumentError(
                 f"vectors must be a float32 or float64 tensor, got {_kind(vectors)}"
@@ -353,11 +368,12 @@ class Method(ABC):
                 f"vectors must be (dim,) or (workers, dim) with dim={self.dim}, "
                 f"got {tuple(vectors.shape)}"
             )
+        # A float64 beyond float32 becomes infinite here, and is refused with the others.
         values = vectors.detach().to(torch.float32)
         if not is_finite(values):
             raise ArgumentError(
                 "vectors must be finite in float32, got NaN, infinity or too large a number"
-                f"{_rows_of(~torch.isfinite(values).all(dim=-1))}"
+                f"{_rows_of(~torch.isfinite(values).all(dim=-1), first)}"
             )
         return values
 
@@ -504,6 +520,7 @@ class Method(ABC):
             return
         if total.is_floating_point() or total.dtype in (torch.bool, torch.uint8):
             raise ArgumentError(f"total must have signed whole numbers, got {total.dtype}")
+        # A sum that is larger was not published by `publish`: another format, or an error.
         (low, high), (least, end) = map(int, total.aminmax()), layout.limits
         if low < least or high >= end:
             raise MismatchError(
@@ -533,6 +550,7 @@ def register(kind: _Kind) -> _Kind:
                 f"own, and {other.name!r} has code={other.code}"
             )
     kinds: list[type[Method]] = [*_KINDS.values(), kind]
+    # Users' own methods, without a code, come last.
     kinds.sort(key=lambda method: 128 if method.code is None else method.code)
     _KINDS.clear()
     _KINDS.update({method.name: method for method in kinds})
@@ -646,11 +664,11 @@ def check_sums(tables: Tensor) -> Tensor:
     return tables
 
 
-def _rows_of(bad: Tensor) -> str:
+def _rows_of(bad: Tensor, first: int = 0) -> str:
     """Name the bad rows in an error message; the only row of a vector needs no name."""
     if bad.dim() == 0:
         return ""
-    rows = bad.nonzero().flatten().tolist()
+    rows = (first + bad.nonzero().flatten()).tolist()
     more = f" and {len(rows) - _NAMED} more" if len(rows) > _NAMED else ""
     return f" in rows {', '.join(map(str, rows[:_NAMED]))}{more}"
 

@@ -10,7 +10,14 @@ from typing import Any, ClassVar, Self
 
 from torch import Tensor
 
-from diffsketch.errors import ArgumentError, check, check_between, check_positive, check_whole
+from diffsketch.errors import (
+    ArgumentError,
+    check,
+    check_between,
+    check_choice,
+    check_positive,
+    check_whole,
+)
 from diffsketch.methods.base import FALSE_REFUSAL, MANY, Method, register
 from diffsketch.methods.forecast import (
     Plannable,
@@ -28,6 +35,7 @@ from diffsketch.privacy.claim import (
     Trust,
     TrustName,
     Unit,
+    UnitName,
     rounded_up,
 )
 from diffsketch.privacy.clipping import MAX_BITS, FlaggedBound, NormBound, Quantizer, clip_norm
@@ -115,6 +123,13 @@ class ClientNoise(Method):
     gets noise and is accounted for with the others; lengths, noise and steps are all in units of
     the round's clip, so the claim is that of `noise_multiplier` whatever the clip.
 
+    *Records instead of clients.* With `unit="example"` or `"person"` a message is the noisy sum of
+    what a silo's records give, each bounded on its own (`diffsketch.silos.messages`), and the
+    claim is about one record. Silos draw their records in secret, each with probability `rate`
+    (`mechanism.sampler`). Sums are divided by `records`, the number that a message has in the mean:
+    a public number, as the true one is secret. Under distributed trust shares are for `cohort -
+    lost` silos: so many may stay away or tell others their noise.
+
     Guarantees (`tests/methods/test_client_noise.py`): the sensitivity holds for the whole
     numbers that are sent; with Gaussian noise, epsilon and error are within 1% of the real-valued
     mechanism's.
@@ -130,6 +145,10 @@ class ClientNoise(Method):
         relation: Which data sets are neighbours.
         trust: Who must be trusted, and so who adds the noise.
         clip_quantile: Share of clients that should not need clipping; None for a fixed clip.
+        unit: What the clip bounds and the claim hides: a client, or an example or person in one.
+        rate: Probability of a record to be in a message.
+        records: Records of a message in the mean; sums are divided by it.
+        lost: Members under distributed trust whose noise the claim does without.
     """
 
     clip: float
@@ -140,6 +159,10 @@ class ClientNoise(Method):
     relation: RelationName = Relation.REPLACE
     trust: TrustName = Trust.LOCAL
     clip_quantile: float | None = None
+    unit: UnitName = Unit.CLIENT
+    rate: float = 1.0
+    records: float = 1.0
+    lost: int = 0
 
     law: ClassVar[type[DiscreteGaussianMechanism | SkellamMechanism]]
     fineness: ClassVar[float]
@@ -159,7 +182,16 @@ class ClientNoise(Method):
             check(not central, "bits", "not be given for central trust; see granularity", self.bits)
         if self.granularity is not None:
             check_positive("granularity", self.granularity)
+        object.__setattr__(self, "unit", check_choice("unit", self.unit, Unit))
+        if self.takes_records and self.relation != Relation.ADD_OR_REMOVE:
+            raise ArgumentError(
+                f"relation must be add-or-remove for unit={self.unit!s}: how many records there "
+                f"are is not known to anybody, got relation={self.relation!s}"
+            )
         if self.clip_quantile is not None:
+            check(
+                not self.takes_records, "clip_quantile", "be None for records", self.clip_quantile
+            )
             share = isinstance(self.clip_quantile, float) and 0 < self.clip_quantile < 1
             check(share, "clip_quantile", "be > 0 and < 1", self.clip_quantile)
             object.__setattr__(self, "_extra_cells", 1)  # for the flag
@@ -182,15 +214,17 @@ class ClientNoise(Method):
     @cached_property
     def mechanism(self) -> IntegerMechanism:
         """The mechanism that clips, rounds, adds noise and makes the claim."""
-        scope = Scope(Unit.CLIENT, self.relation, self.trust)  # checks, and converts names
+        scope = Scope(self.unit, self.relation, self.trust)  # checks, and converts names
         length, cells = self.clip, math.prod(self.encoder.shape) + self._extra_cells
-        bound: NormBound | FlaggedBound = NormBound(length)
+        bound: NormBound | FlaggedBound = NormBound(length, self.unit)
         if self.clip_quantile is not None:  # in units of the clip: the same for every round
             share = flag_share(self.noise_multiplier, cohort=self.cohort, trust=scope.trust)
             length, bound = 1.0, FlaggedBound(share, scope.relation)
         # Messages whose roundings add up beside one draw of the noise.
         together = 1 if scope.trust is Trust.LOCAL else self.max_summands
-        beside = _ROUNDING * math.sqrt(together) / (scope.relation.values * self.noise_multiplier)
+        # Records of a message are rounded by one dither: their roundings may be all alike.
+        roundings = math.sqrt(together) * self.records
+        beside = _ROUNDING * roundings / (scope.relation.values * self.noise_multiplier)
         steps = self.fineness * max(_STEPS, _ROUNDING * math.sqrt(cells), beside)
         chosen = self.granularity
         step = length / steps if chosen is None else chosen * length / self.clip
@@ -198,6 +232,7 @@ class ClientNoise(Method):
             Quantizer(bound, step, cells), self.noise_multiplier,
             relation=scope.relation, trust=scope.trust, bits=self.bits or MAX_BITS,
             cohort=self.cohort if scope.trust is Trust.DISTRIBUTED and self.cohort else 1,
+            lost=self.lost, rate=self.rate, records=self.records,
         )  # fmt: skip
         if chosen is None and self.bits is not None:
             return start.with_granularity_for(_WRAPS)
@@ -210,6 +245,15 @@ class ClientNoise(Method):
                 f"are cut off, got bits={self.bits}"
             )
         return start
+
+    @property
+    def takes_records(self) -> bool:
+        """Whether a message is of many records, each bounded on its own."""
+        return self.unit in (Unit.EXAMPLE, Unit.PERSON)
+
+    def mean_table(self, total: Tensor, count: int | float, *, out: Tensor | None = None) -> Tensor:
+        """Compute the mean of the encoded vectors from a sum: of the records, in the mean."""
+        return super().mean_table(total, count * self.records, out=out)
 
     @property
     def most_messages(self) -> int | None:
@@ -226,6 +270,7 @@ class ClientNoise(Method):
         if self.clip_quantile is None:
             return super().at_clip(clip)
         check(_CLIPS[0] <= clip <= _CLIPS[1], "clip", "be in [1e-30, 1e+30]", clip)
+        # Steps and noise are in clips: of the mechanism nothing changes with the clip.
         other = copy(self)  # with all that was computed, which does not depend on the clip
         object.__setattr__(other, "clip", clip)
         object.__setattr__(other, "_unit", clip)
@@ -240,6 +285,7 @@ class ClientNoise(Method):
         step, spread = self.mechanism.step, self.mechanism.std
         if self.trust is Trust.LOCAL:
             spread *= math.sqrt(count)
+        # The flags' sum is `share` for each clipped message and `low` for each other one.
         apart = bound.share - bound.low
         within = (bound.share - int(self.mechanism.centred(total[-1:])) * step / count) / apart
         error = math.hypot(spread, math.sqrt(count) * step / 2) / (apart * count)
@@ -290,6 +336,7 @@ class ClientNoise(Method):
     def forecast(self, vectors: Vectors) -> RelativeError:
         """Predict the error of one round."""
         mechanism, count, rows = self.mechanism, vectors.count, self.encoder.rows
+        # Draws of the mechanism's noise in the sum: each member's share, or the server's one.
         drawn = count / mechanism.cohort if self.trust != Trust.CENTRAL else 1.0
         unit, ratio = self.round_clip or 1.0, self.clip / math.sqrt(rows) / vectors.norm
         step, cols = mechanism.step * unit, self.encoder.shape[-1]

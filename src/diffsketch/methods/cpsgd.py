@@ -166,6 +166,7 @@ class CpSgd(Plannable):
         claim = self.mechanism.claim_for(present)
         if not isinstance(claim, PaperClaim):
             return claim
+        # A paper's claim is for its own messages, which a secure sum cannot add up.
         size = f"messages of {self.mechanism.bits} bits that leave no room for a secure sum"
         return replace(claim, source=f"{claim.source}, with {size},")
 

@@ -41,7 +41,7 @@ class ErrorFeedback:
     `b` (`immediate`) is how much of a new vector is sent at once. With `b = a` (the textbook's
     error feedback, which sends `a (g + e)`) the applied vectors lag by `V` rounds, with a larger
     `b` by `(1 - b) (1 + V)`, at the price of a variance of `b^2 V` times its squared norm. If not
-    given, `b = min(1, 2 / sqrt(V))`, for which that is 4 at the most (`docs/engines.md` has what
+    given, `b = min(1, 2 / sqrt(V))`, for which that is 4 at the most (`docs/results.md` has what
     was measured).
 
     With a clip, what counts as sent is the clipped table, without the noise: noise that was fed
@@ -123,6 +123,7 @@ class ErrorFeedback:
             The table that counts as sent, for `restore`.
         """
         sketch, table = self._method.sketch, message
+        # What the others saw, but for the noise: fed back, noise would be sent off again.
         if self._limit is not None:
             table = self._limit.apply(mixed[None], lambda one: sketch.encode(one, seed))[0]
         if self.memory is None:

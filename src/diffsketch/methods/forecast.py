@@ -137,6 +137,7 @@ def clipped_norm(vectors: Vectors, encoder: Encoder, *, clip_ratio: float) -> Re
     if not share:
         kept = min(1.0, clip_ratio)
         return RelativeError((1 - kept) ** 2, kept=kept)
+    # Of x: the table's squared norm over the vector's.
     variance = 2 * share / cells
     across = max(0.0, vectors.dim * share / cells - variance)
     # Wilson and Hilferty: the cube root of such a variable is nearly normal.

@@ -13,9 +13,10 @@ from __future__ import annotations
 import hashlib
 import secrets
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,17 +26,20 @@ from torch import Tensor
 from diffsketch.errors import ArgumentError, check, check_whole
 from diffsketch.methods.base import Encoded, Method
 from diffsketch.methods.plain import RoundedTables, SaturatedCells
-from diffsketch.privacy.accounting.account import Account, Budget
-from diffsketch.privacy.claim import Claim, NoClaim, ProvenClaim, SimulatedClaim
+from diffsketch.privacy.accounting.account import Account
+from diffsketch.privacy.accounting.budget import Budget
+from diffsketch.privacy.claim import Claim, NoClaim, SimulatedClaim
+from diffsketch.privacy.mechanisms.integer import SkellamMechanism
 from diffsketch.privacy.secure_noise import SecureNoise
 from diffsketch.privacy.simulated_noise import SERVER_NOISE, CohortNoise, Noise, NoiseKey
 from diffsketch.sketch.hashing import HashSeed, SketchKey
 
 _WANTED = "vectors must be a tensor or array of numbers (holders, dim)"
+_PIECE = 1 << 21  # numbers that are encoded at a time: 8 MiB in float32
 _SHORTER = 0.8  # of its length: less than any clip leaves that the planner chooses
 _WHOLE = (
     *(torch.int8, torch.int16, torch.int32, torch.int64),
-    *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+    *(torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.bool),
 )
 
 
@@ -46,7 +50,7 @@ def check_release(method: Method, claim: Claim, *, budget: Budget | None = None)
         ArgumentError: The claim is proven and the method has no exact form; or it is simulated; or
             there is a budget and no proof.
     """
-    if isinstance(claim, ProvenClaim) and not method.exact:
+    if claim.noise_is_proven and not method.exact:
         raise ArgumentError(
             f"method={method.name!r} must not be sent: its proof is about real numbers, and noise "
             "in floating point gives values away. It is for simulation; use sketch-gaussian, "
@@ -62,7 +66,7 @@ def check_release(method: Method, claim: Claim, *, budget: Budget | None = None)
 
 def check_budget(method: Method, claim: Claim, budget: Budget | None) -> None:
     """Refuse a budget where nothing is proven: only what is proven adds up over rounds."""
-    if budget is not None and not isinstance(claim, ProvenClaim):
+    if budget is not None and not claim.noise_is_proven:
         raise ArgumentError(
             "budget must not be given where nothing is proven: the epsilon of "
             f"method={method.name!r} is {claim.basis} here ({claim})"
@@ -117,6 +121,11 @@ def release(
     Raises:
         ArgumentError: The arguments are wrong for vectors of whatever values.
     """
+    if method.takes_records:
+        raise ArgumentError(
+            "method must be about clients for a message of one vector, got one whose claim is "
+            "about records: use diffsketch.silos, or SiloSteps of diffsketch.ddp"
+        )
     if noise_of is None:
         check_release(method, claim)  # first: what may not be sent at all costs nothing
 
@@ -144,11 +153,41 @@ def release(
         if bool(kept.all()):
             raise
     # The noise anew: what a refused call has drawn must not change what others draw.
-    if isinstance(claim, ProvenClaim):
+    if claim.noise_is_proven:
         clean = torch.where(kept.to(vectors.device)[:, None], vectors, torch.zeros_like(vectors))
         return Released(encode(clean, everyone), kept)
     rows = kept.nonzero().flatten().tolist()
     return Released(encode(vectors[rows], rows) if rows else None, kept)
+
+
+def release_total(
+    total: Tensor,
+    mechanism: SkellamMechanism,
+    claim: Claim,
+    *,
+    count: int,
+    account: Account | None,
+) -> Tensor:
+    """Charge, draw noise, and return the sum of the tables of `count` parties with its noise.
+
+    The gate of whoever holds the tables of many: a file, or a simulation of all parties. Under
+    local and distributed trust every party adds noise of its own; the sum of these is drawn at
+    once, from exactly the law that it has (`SkellamMechanism.draw_sum`).
+
+    Guarantees (`tests/analytics/test_release.py`): nothing is drawn before the account is charged;
+    noise is the operating system's, and never drawn twice.
+
+    Args:
+        total: Sum of the tables, which obey the mechanism's bound: int64.
+        mechanism: Noise of a table.
+        claim: What is claimed of the release: the mechanism's claim, or one that adds a failure.
+        count: Number of tables in it.
+        account: What is charged; None where nobody counts.
+    """
+    check(total.dtype == torch.int64, "total", "be int64", total.dtype)
+    if account is not None:
+        account.charge(claim)
+    return total + mechanism.draw_sum(tuple(total.shape), SecureNoise(), count=count)
 
 
 def release_noise(method: Method, claim: Claim, *, messages: int = 1) -> Noise:
@@ -227,8 +266,9 @@ def private_mean(
     call, and is exact where the claim is proven.
 
     Args:
-        vectors: One in each row, finite numbers: a tensor, or what NumPy makes an array of (an
-            array, a list of rows, a data frame). Taken as float32. The mean is a tensor.
+        vectors: One in each row, finite numbers or truth values: a tensor, what NumPy makes an
+            array of (an array, a list of rows, a data frame), or a sparse matrix of SciPy or torch.
+            Taken as float32, some rows at a time. The mean is a tensor.
         method: How vectors become messages. If it has cells of few bits and no `cell_limit`, that
             is the limit of these vectors; where something is claimed it must be given.
         key: The holders' common secret, which the round's hashes come from; made up if not given.
@@ -270,9 +310,9 @@ def private_mean(
         key = SketchKey(secrets.token_bytes(32))
     if not isinstance(key, SketchKey):
         raise ArgumentError(f"key must be a SketchKey, got {type(key).__name__}")
-    batch = _tensor_of(vectors)
+    batch = _Rows.of(vectors)
     count, seed = len(batch), key.seed(round_index)
-    check(count >= 1, "vectors", "have one row or more", tuple(batch.shape))
+    check(count >= 1, "vectors", "have one row or more", batch.shape)
     if method.most_messages is not None and count > method.most_messages:
         raise ArgumentError(
             "vectors must have at most as many rows as the cohort that the method was made for, "
@@ -285,7 +325,7 @@ def private_mean(
                 "cell_limit must be given for cells of few bits where something is claimed, as the "
                 f"sizes of vectors are data, got {method} without it"
             )
-        method = method.at_limit_of(batch)
+        method = method.at_limit_of(row for _, piece in batch.pieces(method) for row in piece)
     if simulation_seed is not None:
         check_whole("simulation_seed", simulation_seed, least=0)
     noise_of: Callable[[Sequence[int]], Noise] | None = None
@@ -295,42 +335,110 @@ def private_mean(
         def noise_of(rows: Sequence[int]) -> Noise:
             return CohortNoise(world, rows, round_index=round_index)
 
-    batch = method.checked(batch)  # tells whoever holds the vectors, before anything is charged
+    for _ in batch.pieces(method):  # tells whoever holds the vectors, before anything is charged
+        pass
     charge = None if account is None else partial(account.charge, claim)
-    released = release(batch, method, seed, claim, charge=charge, noise_of=noise_of)
-    encoded = released.encoded
-    if encoded is None or not bool(released.kept.all()):
-        rows = (~released.kept).nonzero().flatten().tolist()
-        raise ArgumentError(
-            "vectors must be small enough for float32, but sums of their coordinates overflow in "
-            f"rows {', '.join(map(str, rows[:5]))}"
-        )
-    _warn_if_clipped(batch, method)
+    # Made beforehand: small tensors between large ones would keep the latter's memory from reuse.
+    total, lengths, saturated = None, torch.zeros(2, count, dtype=torch.float64), []
+    for start, piece in batch.pieces(method):
+        noise_here = None if noise_of is None else partial(_shifted, noise_of, start)
+        released = release(piece, method, seed, claim, charge=charge, noise_of=noise_here)
+        charge = None  # one round, however many pieces it is encoded in
+        encoded = released.encoded
+        if encoded is None or not bool(released.kept.all()):
+            rows = (start + (~released.kept).nonzero().flatten()).tolist()
+            raise ArgumentError(
+                "vectors must be small enough for float32, but sums of their coordinates overflow "
+                f"in rows {', '.join(map(str, rows[:5]))}"
+            )
+        part = encoded.messages.sum(dim=0)
+        total = part if total is None else total + part
+        lengths[:, start : start + len(piece)] = _lengths(piece, method)
+        saturated += [] if encoded.saturated is None else [encoded.saturated]
+    assert total is not None  # noqa: S101 - there is a row or more
+    _warn_if_clipped(lengths, method)
     server = release_noise(method, claim) if noise_of is None else noise_of([SERVER_NOISE])
-    total = method.publish(encoded.messages.sum(dim=0), server)
-    mean = method.decode(total, seed, count=count)
-    saturated = _saturated_share(encoded, method)
-    return PrivateMean(
-        mean, claim, count, method.wire_bytes, method.total_format.sum_bytes, saturated
-    )
+    mean = method.decode(method.publish(total, server), seed, count=count)
+    share = _saturated_share(torch.cat(saturated), method) if saturated else None
+    return PrivateMean(mean, claim, count, method.wire_bytes, method.total_format.sum_bytes, share)
 
 
-def _tensor_of(vectors: Tensor | npt.ArrayLike) -> Tensor:
-    """Make a tensor `(holders, dim)` of real numbers of whatever holds them; or raise."""
-    if not isinstance(vectors, Tensor):
-        vectors = _from_numpy(vectors)
-    if not (vectors.dtype.is_floating_point or vectors.dtype in _WHOLE):
-        raise ArgumentError(f"{_WANTED}, got {vectors.dtype}")
-    if vectors.dim() != 2:
-        raise ArgumentError(f"{_WANTED}, got the shape {tuple(vectors.shape)}")
-    if vectors.layout != torch.strided:
-        raise ArgumentError(f"{_WANTED}, got the layout {vectors.layout}: see its to_dense")
-    if vectors.dtype in (torch.float32, torch.float64):
-        return vectors
-    return vectors.to(torch.float32)
+def _shifted(noise_of: Callable[[Sequence[int]], Noise], start: int, rows: Sequence[int]) -> Noise:
+    """Make the noise of rows of a piece that begins with row `start`."""
+    return noise_of([start + row for row in rows])
 
 
-def _from_numpy(vectors: npt.ArrayLike) -> Tensor:
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """Vectors `(holders, dim)` of numbers, checked, dense or sparse, to be taken in pieces.
+
+    Nothing of the size of people times keys is made of a sparse matrix, and no second copy of a
+    dense one: a piece has some `_PIECE` numbers.
+    """
+
+    data: Any  # a tensor, an array, or SciPy's CSR
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, vectors: Any) -> _Rows:
+        """Check what holds the vectors; or raise."""
+        matrix = sparse_rows(vectors)
+        if matrix is not None:
+            vectors = matrix
+        elif not isinstance(vectors, Tensor):
+            vectors = _array_of(vectors)
+        if isinstance(vectors, Tensor):
+            real = vectors.dtype.is_floating_point or vectors.dtype in _WHOLE
+        else:
+            real = vectors.dtype.kind in "fiub"
+        if not real:
+            raise ArgumentError(f"{_WANTED}, got {vectors.dtype}")
+        if len(vectors.shape) != 2:
+            raise ArgumentError(f"{_WANTED}, got the shape {tuple(vectors.shape)}")
+        if isinstance(vectors, Tensor) and vectors.layout != torch.strided:
+            raise ArgumentError(f"{_WANTED}, got the layout {vectors.layout}: see its to_dense")
+        return cls(vectors, tuple(vectors.shape))
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def pieces(self, method: Method) -> Iterator[tuple[int, Tensor]]:
+        """Yield checked rows in float32, as `method` takes them, and the number of the first.
+
+        Raises:
+            ArgumentError: A value is not finite; the error names the rows.
+        """
+        width = max(self.shape[1], method.message_format.cell_count, 1)
+        rows = max(1, _PIECE // width)
+        for start in range(0, len(self), rows):
+            piece = self.data[start : start + rows]
+            if hasattr(piece, "toarray"):
+                piece = piece.toarray()
+            if not isinstance(piece, Tensor):
+                with np.errstate(over="ignore"):  # what is too large is refused with its row
+                    piece = torch.from_numpy(np.require(piece, np.float32, ["C", "W"]))
+            elif piece.dtype not in (torch.float32, torch.float64):
+                piece = piece.to(torch.float32)
+            yield start, method.checked(piece, first=start)
+
+
+def sparse_rows(data: Any) -> Any:
+    """Return a sparse matrix of SciPy or torch as SciPy's CSR; None for anything else."""
+    if type(data).__module__.startswith("scipy.sparse"):
+        return data.tocsr()
+    if not isinstance(data, Tensor) or data.layout == torch.strided or data.dim() != 2:
+        return None
+    from scipy.sparse import coo_matrix
+
+    parts = data.detach().cpu()
+    if parts.layout != torch.sparse_coo:
+        parts = parts.to_sparse_coo()  # type: ignore[no-untyped-call]
+    parts = parts.coalesce()
+    places = tuple(parts.indices().numpy())
+    return coo_matrix((parts.values().numpy(), places), shape=tuple(data.shape)).tocsr()
+
+
+def _array_of(vectors: npt.ArrayLike) -> npt.NDArray[Any]:
     rows = vectors if isinstance(vectors, list | tuple) else [vectors]
     if any(isinstance(row, np.ma.MaskedArray) for row in rows):
         raise ArgumentError(
@@ -341,20 +449,24 @@ def _from_numpy(vectors: npt.ArrayLike) -> Tensor:
         array = np.asarray(vectors)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ArgumentError(f"{_WANTED}, got {type(vectors).__name__}: {error}") from error
-    if array.dtype.kind not in "fiu":
+    if array.dtype.kind not in "fiub":
         kind = type(vectors).__name__
         raise ArgumentError(f"{_WANTED}, got {kind} of dtype {array.dtype}")
-    with np.errstate(over="ignore"):  # what is too large for float32 is refused with its row
-        return torch.from_numpy(np.require(array, np.float32, ["C", "W"]))
+    return array
 
 
-def _warn_if_clipped(vectors: Tensor, method: Method) -> None:
-    """Warn if more than half of the vectors, or all together, lose a fifth of their length."""
-    before, after = (
-        torch.linalg.vector_norm(values.detach(), dim=1, dtype=torch.float64)
-        for values in (vectors, method.after_clipping(vectors))
+def _lengths(vectors: Tensor, method: Method) -> Tensor:
+    """Norms of vectors before and after clipping, `(2, vectors)`."""
+    both = (vectors.detach(), method.after_clipping(vectors))
+    return torch.stack(
+        [torch.linalg.vector_norm(values, dim=1, dtype=torch.float64) for values in both]
     )
-    cut, count = int((after < _SHORTER * before).sum()), len(vectors)
+
+
+def _warn_if_clipped(lengths: Tensor, method: Method) -> None:
+    """Warn if more than half of the vectors, or all together, lose a fifth of their length."""
+    before, after = lengths
+    cut, count = int((after < _SHORTER * before).sum()), len(before)
     if 2 * cut <= count and float(after.sum()) >= _SHORTER * float(before.sum()):
         return
     limits = {name: getattr(method, name, None) for name in ("clip", "limit", "projected_clip")}
@@ -369,12 +481,10 @@ def _warn_if_clipped(vectors: Tensor, method: Method) -> None:
     )
 
 
-def _saturated_share(encoded: Encoded, method: Method) -> float | None:
+def _saturated_share(saturated: Tensor, method: Method) -> float:
     """Share of all cells that are beyond their limit, with a warning if most of a message are."""
-    if encoded.saturated is None:
-        return None
-    cells, count = method.message_format.cell_count, len(encoded.saturated)
-    cut = int((2 * encoded.saturated > cells).sum())
+    cells, count = method.message_format.cell_count, len(saturated)
+    cut = int((2 * saturated > cells).sum())
     if cut:
         warnings.warn(
             f"most cells of {cut} of {count} messages were beyond their limit of "
@@ -382,4 +492,4 @@ def _saturated_share(encoded: Encoded, method: Method) -> float | None:
             SaturatedCells,
             stacklevel=3,
         )
-    return float(encoded.saturated.sum()) / (count * cells)
+    return float(saturated.sum()) / (count * cells)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -43,15 +43,12 @@ from diffsketch.privacy.theorems import (
     estimates,
     least_padding,
 )
-from diffsketch.sketch.count_sketch import Combine
 from diffsketch.sketch.hashing import HashSeed
+from diffsketch.sketch.kernels.estimators import Combine
 
 _SCOPE = Scope(Unit.COORDINATE, Relation.REPLACE, Trust.LOCAL)  # of the paper's epsilons
 _STEPS = 256  # of the clip, at least
 _CUT = 1e-6  # probability that noise is cut off in any cell of a message
-
-Percentile: TypeAlias = Literal["sizes", "signed"]
-"""Whose 90th percentile alpha is: of the coordinates' sizes, or of the coordinates themselves."""
 
 
 def _paper_claim(per_round: float, source: str) -> PaperClaim:
@@ -70,8 +67,6 @@ class DiffSketch(RoundedTables, TableMethod):
       sizes of the worker's coordinates and sigma their standard deviation. A worker for whom it
       claims nothing, or more than `per_round`, adds Laplace noise as `SketchLaplace` does.
 
-    Where the paper leaves a choice open, there is an option for each reading.
-
     **No guarantee**: Theorem 1 is not proven (its authors say so), alpha bounds only nine
     coordinates in ten, and whether a worker adds noise depends on private data. Methods with a
     proof are for when it counts.
@@ -87,17 +82,12 @@ class DiffSketch(RoundedTables, TableMethod):
         per_round: The epsilon that is to be claimed for each message.
         appended: `fixed`: all of them, to every message; `least`: to each message as many as
             Theorem 1 needs to claim `per_round` for it, and none where `padding` is too few.
-        percentile: Which alpha is.
-        shortfall: `whole`: the Laplace noise that would do alone; `graded`: "a small amount", the
-            part of it that is missing, `1 - per_round / claimed`.
         combine: By default the median, as in Algorithm 1.
     """
 
     padding: int = 0
     per_round: float
     appended: Literal["fixed", "least"] = "fixed"
-    percentile: Percentile = "sizes"
-    shortfall: Literal["whole", "graded"] = "whole"
     combine: Combine = field(default="median", kw_only=True)
 
     name: ClassVar[str] = "diffsketch"
@@ -108,9 +98,6 @@ class DiffSketch(RoundedTables, TableMethod):
         super().__post_init__()
         check_positive("per_round", self.per_round)
         check(self.appended in ("fixed", "least"), "appended", "be fixed or least", self.appended)
-        _check_percentile(self.percentile)
-        shortfall = self.shortfall
-        check(shortfall in ("whole", "graded"), "shortfall", "be whole or graded", shortfall)
         if self.appended == "least":
             check(self.padding > 0, "padding", "be >= 1 for the least of it", self.padding)
 
@@ -126,7 +113,7 @@ class DiffSketch(RoundedTables, TableMethod):
 
     def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
         sketch, per_round = self.sketch, self.per_round
-        alpha, sigma = estimates(batch, validate=False, signed=self.percentile == "signed")
+        alpha, sigma = self._alpha_and_sigma(batch)
         measured: dict[str, Any] = {"alpha": alpha, "sigma": sigma}
         drawn: dict[str, Any] = {"seed": seed, "std": sigma, "noise": noise}
         if self.appended == "least":
@@ -138,15 +125,24 @@ class DiffSketch(RoundedTables, TableMethod):
             claimed = claimed_per_round(sketch.dim, self.rows, self.cols, **measured)
             padded = bool(self.padding)
             tables = padded_tables(batch, sketch, **drawn) if padded else sketch.encode(batch, seed)
+        # Not `claimed > per_round`: where nothing is claimed, it is infinite or no number.
         weak = ~(claimed <= per_round)
         if bool(weak.any()):
             their_noise = noise if bool(weak.all()) else noise.part(weak)
-            missing = 1 - per_round / claimed[weak] if self.shortfall == "graded" else 1.0
             tables[weak] = add_laplace(
                 tables[weak], batch[weak], their_noise,
-                alpha=alpha[weak], rows=self.rows, per_round=per_round, share=missing,
+                alpha=alpha[weak], rows=self.rows, per_round=per_round,
+                share=self._noise_share(claimed[weak]),
             )  # fmt: skip
         return self._rounded(Encoded(tables, claimed, weak), noise)
+
+    def _alpha_and_sigma(self, batch: Tensor) -> tuple[Tensor, Tensor]:
+        """Estimate both of each vector; `paper/readings.py` has another alpha."""
+        return estimates(batch, validate=False)
+
+    def _noise_share(self, claimed: Tensor) -> Tensor | float:  # noqa: ARG002
+        """Share of the Laplace noise that is added where the claim falls short: all of it."""
+        return 1.0
 
 
 class LaplaceBaseline(Method):
@@ -167,23 +163,18 @@ class LaplaceBaseline(Method):
     Args:
         per_round: Epsilon of one message.
         clip: Limit of a coordinate, or None for the paper's reading.
-        percentile: Which alpha is, in the paper's reading.
     """
 
     # Fields of the dataclasses that inherit, in the order and by the names that they choose.
     per_round: float
     clip: float | None
-    percentile: Percentile
     margins: ClassVar[tuple[float, ...]] = (3.0, 1.645, 1.8, 2.0, 2.25, 2.5, 2.75, 3.5, 4.0, 5.0)
     """Clips in standard deviations of a coordinate; 1.645, the paper's, keeps nine tenths."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive("per_round", self.per_round)
-        _check_percentile(self.percentile)
         if self.clip is not None:
-            sizes = self.percentile == "sizes"
-            check(sizes, "percentile", "not be given with a clip", self.percentile)
             check_between("clip", self.clip, 1e-30, 1e30)
             check_between("per_round", self.per_round, 1e-9, 1e9)
             _ = self.mechanism  # checks the rest
@@ -199,6 +190,7 @@ class LaplaceBaseline(Method):
             load = math.ceil(expected + 6 * math.sqrt(expected) + 6)
             table = {"dim": self.dim, "load": min(self.dim, load)}
         # Coordinates that meet in a cell add their roundings up beside one draw of the noise.
+        # So that rounding adds at most 0.5% to the variance of the noise.
         steps = max(_STEPS, math.ceil(2.5 * self.per_round * math.sqrt(expected) / rows))
         bound = CoordinateBound(self.clip, rows)
         quantizer = CoordinateQuantizer(bound, steps, math.prod(shape), **table)
@@ -220,12 +212,15 @@ class LaplaceBaseline(Method):
         encoded = super()._encode(batch, seed, noise)
         if self.mechanism is not None:
             return encoded
-        alpha = estimate_alpha(batch, signed=self.percentile == "signed")
         messages = add_laplace(
             encoded.messages, batch, noise,
-            alpha=alpha, rows=self.encoder.rows, per_round=self.per_round,
+            alpha=self._alpha(batch), rows=self.encoder.rows, per_round=self.per_round,
         )  # fmt: skip
         return Encoded(messages)
+
+    def _alpha(self, batch: Tensor) -> Tensor:
+        """Estimate the bound on coordinates that the paper's reading takes from each vector."""
+        return estimate_alpha(batch)
 
     @classmethod
     def planned(
@@ -244,14 +239,14 @@ class LaplaceBaseline(Method):
 
     def forecast(self, vectors: Vectors) -> RelativeError:
         """Predict the error of one round."""
-        if self.mechanism is None:
+        if self.mechanism is None or self.clip is None:
             raise ArgumentError("clip must be given for a forecast, got clip=None")
-        encoder, quantizer, rows = self.encoder, self.mechanism.quantizer, self.encoder.rows
+        encoder, rows = self.encoder, self.encoder.rows
         step, cols = self.mechanism.step, encoder.shape[-1]
         rounding = rounding_variance(vectors.norm / math.sqrt(self.dim) / step) * self.dim / cols
         collisions = collision_error(encoder)
         return replace(
-            clipped_coordinates(vectors, quantizer.bound.limit, collisions=collisions),
+            clipped_coordinates(vectors, self.clip, collisions=collisions),
             noise=noise_error(vectors, self.mechanism.std**2 / vectors.count, rows=rows),
             rounding=noise_error(vectors, step**2 * rounding / vectors.count, rows=rows),
         )
@@ -274,7 +269,6 @@ class RawLaplace(LaplaceBaseline, Plannable):
 
     per_round: float
     clip: float | None = None
-    percentile: Percentile = "sizes"
 
     name: ClassVar[str] = "laplace"
     code: ClassVar = 4
@@ -291,14 +285,9 @@ class SketchLaplace(LaplaceBaseline, TableMethod, Plannable):
 
     per_round: float
     clip: float | None = None
-    percentile: Percentile = "sizes"
 
     name: ClassVar[str] = "sketch-laplace"
     code: ClassVar = 5
-
-
-def _check_percentile(percentile: str) -> None:
-    check(percentile in ("sizes", "signed"), "percentile", "be sizes or signed", percentile)
 
 
 def add_laplace(

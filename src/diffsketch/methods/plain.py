@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Iterable
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,13 +14,22 @@ import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check, check_between, check_whole
-from diffsketch.methods.base import MANY, Encoded, Method, Tables, check_sums, register
+from diffsketch.methods.base import (
+    MANY,
+    Encoded,
+    Method,
+    Tables,
+    check_sums,
+    is_finite,
+    register,
+)
 from diffsketch.methods.forecast import RelativeError, Vectors, collision_error, noise_error
 from diffsketch.privacy.claim import Claim, Trust, TrustName
 from diffsketch.privacy.clipping import centre, wrap
 from diffsketch.privacy.simulated_noise import Noise
-from diffsketch.sketch.count_sketch import Combine, CountSketch
+from diffsketch.sketch.count_sketch import CountSketch
 from diffsketch.sketch.hashing import MAX_COLS, Family, HashSeed
+from diffsketch.sketch.kernels.estimators import COMBINES, Combine
 from diffsketch.sketch.rounding import CELL_BITS, LIMITS, CellGrid
 from diffsketch.wire.formats import MessageFormat
 
@@ -48,7 +58,7 @@ class TableMethod(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         _ = self.sketch  # checks the sizes
-        check(self.combine in ("mean", "median"), "combine", "be mean or median", self.combine)
+        check(self.combine in COMBINES, "combine", f"be {' or '.join(COMBINES)}", self.combine)
 
     @classmethod
     def _sized(cls, dim: int, cells: int) -> dict[str, Any] | None:
@@ -189,6 +199,7 @@ class RoundedTables(Method):
 
     def sum_bits(self, count: int) -> int:
         """Bits of a cell of a sum of `count` messages; of the cohort's under a secure sum."""
+        # Modulo a power of two, a message has as many bits as the cohort's sum.
         count = self.max_summands if self._modular else count
         return self.bits if self.grid is None else self.bits + (count - 1).bit_length()
 
@@ -244,11 +255,12 @@ class RoundedTables(Method):
         """Whether the first limit is that of the largest vector: grids of few bits cut any."""
         return self.grid is not None and self.grid.kept == 1
 
-    def at_limit_of(self, vectors: Tensor) -> Self:
-        """Return the same method with the `cell_limit` that suits vectors `(vectors, dim)`."""
+    def at_limit_of(self, vectors: Iterable[Tensor]) -> Self:
+        """Return the same method with the `cell_limit` that suits vectors `(dim,)`."""
         limits = [limit for limit in map(self.limit_for, vectors) if limit is not None]
         if not limits:
             return self
+        # Few levels cut whatever is beyond: too large is better than the mean of sizes.
         if self.reaches_largest:
             return self.at_clip(max(limits))
         return self.at_clip(math.exp(math.fsum(map(math.log, limits)) / len(limits)))
@@ -275,6 +287,22 @@ class RoundedTables(Method):
         if self.most_messages is not None:
             check_whole("count", count, least=1, most=self.most_messages)
         return super()._decode(total, seed, count, out=out)
+
+    def _check_total(self, total: Tensor) -> None:
+        fractions = isinstance(total, Tensor) and total.is_floating_point() and self.rounds_sums
+        if fractions and tuple(total.shape) == self.total_format.shape:  # of a sum rounded again
+            if not is_finite(total):
+                raise ArgumentError("total must be finite, got NaN or infinity among its cells")
+            return
+        super()._check_total(total)
+
+    @property
+    def rounds_sums(self) -> bool:
+        """Whether whoever sums may round the sum again (`CellGrid.again`), and nobody is hurt.
+
+        A secure sum forms no sum that could be rounded before it is known.
+        """
+        return self.grid is not None and not self._modular
 
     def mean_table(self, total: Tensor, count: int | float, *, out: Tensor | None = None) -> Tensor:
         """Compute the table of the mean from the published sum: float32."""

@@ -59,6 +59,7 @@ class Look:
     symbol: str
 
 
+# Colours first: eight roles differ in colour, and only then do symbols differ.
 _LOOKS = tuple(
     Look(COLOURS[slot], list(SYMBOLS)[(slot + cycle) % len(SYMBOLS)])
     for cycle in range(len(SYMBOLS))
@@ -147,6 +148,7 @@ def _spread(plot: Plot, series: Series) -> tuple[_Numbers, _Numbers]:
     """Return both ends; on a logarithmic axis one at 0 or below is half the least number drawn."""
     low, high = list(map(drawable, series.low)), list(map(drawable, series.high))
     if plot.y.log:
+        # A band that reaches 0 has no end on a logarithmic axis: half of the least is below all.
         drawn = (value for line in plot.series for value in (*line.y, *line.low, *line.high))
         floor = 0.5 * min((v for v in drawn if v and drawable(v, log=True)), default=1.0)
         low = [None if value is None else max(value, floor) for value in low]
@@ -174,6 +176,7 @@ def picture(plot: Plot, looks: Mapping[str, Look] | None = None, *, form: str = 
     with mpl.rc_context(), style.context("default"):
         mpl.rcParams["svg.hashsalt"] = "diffsketch"
         lines = sum(label.count("\n") + 1 for label in labels) / 2 + worth.count("\n") + 2
+        # Inches; a picture grows with its legend, so that the axes keep their size.
         size = (7.2, 4.3 + 0.17 * lines)
         drawing = Figure(figsize=size, layout="constrained", facecolor="white")
         axes = drawing.subplots()
@@ -181,6 +184,7 @@ def picture(plot: Plot, looks: Mapping[str, Look] | None = None, *, form: str = 
         bars = [series for series in plot.series if series.kind == "bars"]
         handles = []
         for series in plot.series:
+            # Only bars stand beside each other; lines share their places.
             shift = 0.0
             if series in bars:  # side by side around their category
                 shift = (bars.index(series) - (len(bars) - 1) / 2) * 0.8 / len(bars)

@@ -224,6 +224,7 @@ def meanings(plots: Iterable[Plot]) -> dict[tuple[Epsilon, str], list[str]]:
                 value = text or epsilon.quantity("symbols")
                 by_name.setdefault(key, (epsilon, {}))[1][value] = None
     groups: dict[tuple[str, ...], tuple[tuple[Epsilon, str], list[str]]] = {}
+    # First by name, then names with the same values together: a note of a few lines.
     for (name, *worth), (epsilon, values) in by_name.items():
         text = "; ".join(values)
         groups.setdefault((*worth, text), ((epsilon, text), []))[1].append(name)

@@ -86,7 +86,10 @@ def render(page: Page, *, files: bool = False) -> str:
         "wordy": lambda table: any(_is_long(cell) for row in table.rows for cell in row),
         "with_symbols": charts.has_symbols,
     }
+    # first.js sets the theme before anything is shown; plotly.js is three megabytes, so page.js
+    # comes after it.
     scripts = [asset("first.js"), str(get_plotlyjs()), asset("page.js")]
+    # Hashes and no nonce: a file has no server to make one.
     digests = [hashlib.sha256(script.encode("utf-8")).digest() for script in scripts]
     hashes = [f"'sha256-{base64.b64encode(digest).decode('ascii')}'" for digest in digests]
     policy = (  # Plotly sets styles, hence those are free
@@ -196,6 +199,7 @@ def write_page(
         if pictures and isinstance(exhibit, Plot):
             name = f"{exhibit.name}.png"
             contents[directory / "figures" / name] = charts.picture(exhibit, looks)
+    # Before anything is replaced, so that a missing permission leaves the old page whole.
     for folder in sorted({path.parent for path in contents}):
         prepare_output(folder)
     replace_files(contents)

@@ -41,6 +41,7 @@ def _plot_lines(plot: Plot) -> Iterator[list[Cell]]:
         for index, place in enumerate(series.x[:count]):
             named, steps = place in range(len(plot.categories)), series.kind == "steps"
             value: Cell = None if series.epsilon is None else float(series.epsilon)
+            # One epsilon for a whole line would be wrong where each point has its own.
             if series.epsilon_along:  # a bin is about all between its edges
                 epsilons = series.y if series.epsilon_along == "y" else series.x
                 value = None if steps else epsilons[index]

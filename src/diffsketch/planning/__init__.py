@@ -2,12 +2,11 @@
 
 from diffsketch.methods.forecast import RelativeError
 from diffsketch.planning.bare import SketchSize, sketch_sizes
-from diffsketch.planning.free import FreeSize, free_size
 from diffsketch.planning.planner import Plan, PlanWarning, plan
 from diffsketch.planning.search import SAMPLINGS, Option, PlanRequest
 from diffsketch.privacy.claim import Relation, Trust, Unit
 
 __all__ = [
-    "SAMPLINGS", "FreeSize", "Option", "Plan", "PlanRequest", "PlanWarning", "Relation",
-    "RelativeError", "SketchSize", "Trust", "Unit", "free_size", "plan", "sketch_sizes",
+    "SAMPLINGS", "Option", "Plan", "PlanRequest", "PlanWarning", "Relation", "RelativeError",
+    "SketchSize", "Trust", "Unit", "plan", "sketch_sizes",
 ]  # fmt: skip

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass
-from functools import cached_property
 
 from diffsketch.errors import ArgumentError, check, check_type
-from diffsketch.planning.free import FreeSize, free_size
 from diffsketch.planning.search import TIE, TRUSTS, Option, PlanRequest, search
 from diffsketch.privacy.claim import Trust, Unit
 from diffsketch.wire.formats import CHECKSUM_BYTES
+from diffsketch.wire.sums import costs_more_than_dense, proposed_sum, sum_bytes
 
 
 class PlanWarning(UserWarning):
@@ -37,11 +36,6 @@ class Plan:
     warnings: tuple[str, ...]
     advice: tuple[str, ...]
     notes: tuple[str, ...]
-
-    @cached_property
-    def free(self) -> FreeSize:
-        """The smallest table that costs nothing (`free_size`)."""
-        return free_size(self.request)
 
 
 def plan(request: PlanRequest, *, alternatives: int = 5) -> Plan:
@@ -87,6 +81,7 @@ def plan(request: PlanRequest, *, alternatives: int = 5) -> Plan:
         size = f"at delta {request.delta:g} within {request.message_bytes} bytes"
         raise ArgumentError(f"no method gives {what} {size} for {scope}")
     options.sort(key=lambda option: option.error.total)
+    # Predictions are not better than a percent, so ties go to who must be trusted less.
     close = [o for o in options if o.error.total <= TIE * options[0].error.total]
     best = min(close, key=lambda o: (TRUSTS.index(o.trust), o.method.wire_bytes))
     options.remove(best)
@@ -116,6 +111,10 @@ def _warnings(option: Option, request: PlanRequest) -> list[str]:
             "Only one coordinate of a client's vector is protected, not what a client holds: data "
             "that changes many coordinates can still be told apart."
         )
+    if option.trust is Trust.DISTRIBUTED:
+        layout = option.method.message_format
+        more = costs_more_than_dense(proposed_sum(request.cohort), layout, request.cohort)
+        warned += [f"Compression does not pay: {more}."] if more else []
     return warned
 
 
@@ -178,6 +177,17 @@ def _notes(option: Option, request: PlanRequest) -> list[str]:
         notes.append(
             f"The noise of all {request.cohort:,} clients of a round counts: if fewer answer, the "
             "claim is weaker (Flower's min_replies makes up for it)."
+        )
+        how = proposed_sum(request.cohort)
+        up, down = sum_bytes(how, request.cohort)
+        by = (
+            "one server and the members"
+            if how == "one"
+            else ("two aggregators that do not collude")
+        )
+        notes.append(
+            f"Summed by {by}: beside its message and the result, a client sends {up:,} bytes and "
+            f"receives {down:,}."
         )
     return notes
 

@@ -109,10 +109,10 @@ class PlanRequest:
         scope = Scope(self.unit, self.relation, self.trust)  # checks, and converts names
         for name in ("unit", "relation", "trust"):
             object.__setattr__(self, name, getattr(scope, name))
-        if self.unit is Unit.EXAMPLE:
+        if self.unit in (Unit.EXAMPLE, Unit.PERSON):
             raise ArgumentError(
-                "unit must be client or coordinate, got unit='example': methods hide all data of "
-                "a client, single examples among them"
+                f"unit must be client or coordinate, got unit='{self.unit}': plans hide all data "
+                "of a client, single examples among them"
             )
         target, norm = self.target_epsilon, self.vector_norm
         check(0 < target < math.inf, "target_epsilon", "be > 0 and finite", target)
@@ -206,19 +206,11 @@ def search(request: PlanRequest) -> Iterator[Option]:
 
 def option_at(request: PlanRequest, name: str, cells: int) -> Option | None:
     """Find the best settings of a method with `cells` cells, at the request's trust, if any."""
-    return _search_of(request, name).at(cells)
-
-
-def smallest_option(request: PlanRequest, name: str, *, limit: float) -> Option | None:
-    """The fewest cells of a method with an error of at most `limit`; None if as many as numbers."""
-    return _search_of(request, name).smallest(limit)
-
-
-def _search_of(request: PlanRequest, name: str) -> _Search:
     kind = METHODS[name]
     if not issubclass(kind, Plannable):
         raise ArgumentError(f"name must be that of a method with a forecast, got name={name!r}")
-    return _Search(request, name, kind, Scope(request.unit, request.relation, request.trust))
+    scope = Scope(request.unit, request.relation, request.trust)
+    return _Search(request, name, kind, scope).at(cells)
 
 
 @dataclass(frozen=True)
@@ -248,6 +240,7 @@ class _Search:
         margin = margins[0]
         # The noise hardly depends on the other settings: near enough to compare them.
         level = self._calibrated(request.dim, None, margin)
+        # No noise is enough: nothing is proven for this scope.
         if level is None:
             return None
         # Bits first, with as many cells as fit: rounding decides how many cells are worth having.
@@ -273,29 +266,10 @@ class _Search:
 
     def at(self, cells: int) -> Option | None:
         """Find the best settings with `cells` cells, of the bits that the method chooses itself."""
-        level = self._calibrated(cells, None, self.kind.margins[0])
-        draft = level and self._widest(cells, level)
+        margins = self.kind.margins
+        level = self._calibrated(cells, None, margins[0])
+        draft = level and _least(self._draft(cells, None, margin, level) for margin in margins)
         return self._settled(draft) if draft else None
-
-    def smallest(self, limit: float) -> Option | None:
-        """The fewest cells, nearly, with an error of at most `limit`; None if none are fewer."""
-        dim, costly, free = self.request.dim, 0, self.request.dim
-        level = self._calibrated(dim, None, self.kind.margins[0])
-        while level and free - costly > 1:  # collisions fall with the cells
-            cells = (costly + free) // 2
-            draft = self._widest(cells, level)
-            fits = draft is not None and draft.error.total <= limit
-            costly, free = (costly, cells) if fits else (cells, free)
-        while free < dim:  # the noise of its own claim may be a little more
-            option = self.at(free)
-            if option is not None and option.error.total <= limit:
-                return option
-            free += max(1, free // 500)
-        return None
-
-    def _widest(self, cells: int, level: float) -> _Draft | None:
-        """A draft with the best of all margins."""
-        return _least(self._draft(cells, None, margin, level) for margin in self.kind.margins)
 
     def _built(
         self, cells: int, bits: int | None, margin: float, level: float
@@ -308,6 +282,7 @@ class _Search:
             return None
         usual = {field.name: field.default for field in fields(self.kind)}
         settings = {name: value for name, value in settings.items() if value != usual[name]}
+        # Each method has its own scale of noise; larger levels are always more of it.
         settings |= self.kind.noise_settings(level)
         if "delta" in settings_of(self.name):
             # A claim that is made for one delta has to share the run's with all rounds of a client.
@@ -334,6 +309,7 @@ class _Search:
                     varying = (1 - request.sampler.rate) / request.cohort
                     error = replace(error, recovery=error.recovery + varying)
                 return _Draft(cells, bits, margin, settings, method, error)
+            # The bits may depend on the number of cells (a sum must fit), so this is repeated.
             cells = min(request.payload_bits // method.message_format.bits, cells - 1)
         return None
 
@@ -398,6 +374,7 @@ def _least(
     key: Callable[[_Draft], int] = lambda draft: draft.method.wire_bytes,
 ) -> _Draft | None:
     """The draft with the least error; of those that are nearly as good, the smallest message."""
+    # A method that keeps less than most of the mean is not compared by its error.
     usable = [draft for draft in drafts if draft is not None and draft.error.kept >= _MIN_KEPT]
     if not usable:
         return None

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from diffsketch.errors import MismatchError, check_whole
-from diffsketch.privacy.accounting.account import (
+from diffsketch.privacy.accounting.budget import (
     Allowance,
     Budget,
     BudgetExceeded,
@@ -23,7 +23,7 @@ from diffsketch.privacy.accounting.account import (
     stated_epsilon,
     weaker,
 )
-from diffsketch.privacy.claim import Claim, Epsilon, ProvenClaim, claim_from_json, claim_to_json
+from diffsketch.privacy.claim import Claim, Epsilon, claim_from_json, claim_to_json
 
 _Indices: TypeAlias = npt.NDArray[np.int64]
 _Paid: TypeAlias = npt.NDArray[np.float64]  # (2, clients): sums, and their rounding errors
@@ -55,7 +55,7 @@ class Participation:
         planned: Expected claim of a round: what accounts without rounds are about.
 
     >>> from diffsketch.privacy.accounting import events
-    >>> from diffsketch.privacy.claim import Relation, Scope, Trust, Unit
+    >>> from diffsketch.privacy.claim import ProvenClaim, Relation, Scope, Trust, Unit
     >>> scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
     >>> claim = ProvenClaim(scope, events.gaussian(2.0), "Gaussian noise")
     >>> accounts = Participation(clients=3)
@@ -95,18 +95,21 @@ class Participation:
             MismatchError: The claim has another scope than those of other rounds.
         """
         weakest = claim if claim is self._weakest else weaker(claim, self._weakest)
-        if self.budget is not None and not isinstance(claim, ProvenClaim):
+        if self.budget is not None and not claim.noise_is_proven:
             raise BudgetExceeded(
                 f"the budget of {self.budget.epsilon:g} is for what is proven: this round's "
                 f"epsilon is {claim.basis}; nothing was spent ({claim})"
             )
+        # Copies: whoever holds the value before must not see this round, which may still fail.
         rounds, accounts = self.rounds.copy(), dict(self._paid)
         rounds[cohort] += 1
-        for name, price in _prices(claim).items() if isinstance(claim, ProvenClaim) else ():
+        for name, price in _prices(claim).items():
             paid = accounts[name].copy() if name in accounts else np.zeros((2, self.clients))
             paid[:, cohort] = _added(paid[:, cohort], price)
             accounts[name] = paid
         after = replace(self, rounds=rounds, _paid=accounts, _weakest=weakest)
+        # Only the busiest client can be the first beyond the budget. Each price's maximum on its
+        # own may be of different clients, so this errs towards stopping early.
         if self.budget is not None and self._allowance is not None:
             most, releases = after._most_paid(), int(rounds.max())
             self._allowance.check(most, releases=releases, scope=claim.scope)
@@ -142,6 +145,8 @@ class Participation:
             if name.startswith(begin)
         }
         for name, value in arrays.items():
+            # Also catches a state of secret samples, which has one account, in a run where each
+            # client has its own.
             if value.shape[-1:] != (self.clients,):
                 raise MismatchError(f"{name} must be of {self.clients} clients, got {value.shape}")
         claim = json.loads(state[f"{prefix}claim"])
@@ -155,6 +160,8 @@ def _added(paid: _Paid, price: float) -> _Paid:
     Without the second row, thousands of rounds would cost more, or less, than as many times the
     price.
     """
+    # The rows are a sum and its correction, so that 20,000 rounds cost 20,000 times the price to 13
+    # digits: noise that is made for exactly the budget would else be refused its last round.
     high, low = paid
     total = high + price
     added = total - high

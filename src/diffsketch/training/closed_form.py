@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 from numba import njit
-from torch import Tensor
 
 from diffsketch.compiled import compiled
 
 _TOGETHER = 5  # examples that are added to a row of weights in one pass
 
 
+# Sums may be reordered, so that they are vectorised; NaN and infinity keep their meaning, since a
+# worker that diverges must be noticed.
 @njit(fastmath={"reassoc", "contract", "nsz"})
 def _dot(a: Any, b: Any) -> Any:
     total = np.float32(0)
@@ -26,6 +26,7 @@ def _dot(a: Any, b: Any) -> Any:
 def _add_examples(row: Any, inputs: Any, chosen: Any, factors: Any) -> None:
     """`row += sum(factors[b] * inputs[chosen[b]])`."""
     count, done = chosen.size, 0
+    # Written out: a pass over the row for each example would load and store it five times as often.
     while count - done >= _TOGETHER:
         a, b, c = inputs[chosen[done]], inputs[chosen[done + 1]], inputs[chosen[done + 2]]
         d, e = inputs[chosen[done + 3]], inputs[chosen[done + 4]]
@@ -72,6 +73,8 @@ def _train_worker(
     steps, size = indices.shape
     features = inputs.shape[1]
     residuals, scale = np.empty((classes, size), np.float32), np.empty(size, np.float32)
+    # A single step reads the shared weights and writes its change only: no copy, and no rounding by
+    # adding the weights and taking them off again.
     model = weights if steps == 1 else weights.copy()
     if steps == 1:
         out[:] = 0
@@ -103,14 +106,7 @@ def train(
     `1 / size`.
     """
     workers = indices.shape[0]
+    # Consecutive workers, whose examples and results lie beside each other.
     for worker in range(workers * task // tasks, workers * (task + 1) // tasks):
         share = shares[worker] if shares.size else shares[0]
         _train_worker(weights, classes, inputs, labels, indices[worker], share, factor, out[worker])
-
-
-def score_gradient(scores: Tensor, labels: Tensor, places: Tensor) -> Tensor:
-    """Compute the gradient of the loss by the scores `(workers, batch, classes)`."""
-    residual = torch.softmax(scores, 2)
-    minus_one = residual.new_full((1, 1, 1), -1.0).expand(*labels.shape, 1)
-    residual.scatter_add_(2, labels.unsqueeze(2), minus_one)
-    return residual.mul_(places.unsqueeze(2))

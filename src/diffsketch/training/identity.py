@@ -28,12 +28,14 @@ def run_identity(task: Task, seed: int, settings: str, *, noise_key: NoiseKey | 
         settings: Everything else that changes a release.
         noise_key: Key of the noise, if it was an argument.
     """
+    # The test set as well: all evaluations of a continued run are of one set.
     devices, test = task.devices, task.test
     data = tensor_digest(devices.examples.inputs, devices.examples.labels, devices.starts)
     text = (
         f"task={task.name!r}, data={data}, test={tensor_digest(test.inputs, test.labels)}, "
         f"model={_digest(str(task.model(seed)).encode())}, seed={seed}, {settings}"
     )
+    # Only where there is one, so that the identity of other runs stays what it was.
     if task.loss is not None:
         text += f", loss={_digest(_name_of(task.loss).encode())}"
     if task.keep_local:
@@ -58,6 +60,7 @@ def run_noise_key(task: Task, seed: int, identity: str) -> NoiseKey:
     weights = tensor_digest(*model.state_dict().values())
     secret, text = NoiseKey.from_integer(seed).secret, f"{identity}, weights={weights}"
     if task.loss is not None:  # a name does not tell what a loss computes
+        # A value of the loss on a few examples, in all bits: two functions may share a name.
         inputs, labels = task.devices.examples.inputs, task.devices.examples.labels
         model = working_copy(model, keep_local=task.keep_local).eval().to(inputs.device)
         with torch.no_grad():
@@ -75,6 +78,7 @@ def tensor_digest(*tensors: Tensor) -> str:
     """
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES, person=b"ds-run-tensors")
     for tensor in tensors:
+        # Types and shapes first, so that no two lists of tensors have the same bytes.
         digest.update(f"{tensor.dtype} {tuple(tensor.shape)}\n".encode())
         values = tensor.detach().cpu().contiguous().reshape(-1)
         content: Any = values.view(torch.uint8).numpy()  # no copy

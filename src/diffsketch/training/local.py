@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -20,12 +20,10 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from diffsketch.compiled import run_tasks, threads_for
 from diffsketch.errors import ArgumentError, MismatchError, check
-from diffsketch.training.closed_form import score_gradient
 from diffsketch.training.closed_form import train as train_logistic
 from diffsketch.training.models import CharLSTM, LogisticRegression, WeightLayout, working_copy
 from diffsketch.training.tasks import Batches, Examples, Loss, first_line, scores_of
 
-TrainerKind: TypeAlias = Literal["auto", "closed", "batched", "threads", "loop"]
 _RECURRENT = (CharLSTM, nn.RNNBase, nn.RNNCellBase)
 _EVALUATED = 4096  # examples at a time
 _NO_SHARES = np.zeros((1, 0, 0), np.float32)
@@ -34,35 +32,38 @@ _MOST_TRACES = 64  # a secret sample may have any size, and each has a trace
 Gradient: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
-class NotAtOnce(ArgumentError):  # noqa: N818 - it says what happened
+class _UntraceableError(RuntimeError):
     """The model draws numbers, or branches on values: workers have to be trained one by one."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(f'{what}: use trainer="loop", which trains one device after another')
 
 
 class LocalTrainer(ABC):
     """Trains all workers of a cohort from the same weights, as one computation where it can.
 
     Weights are flat: all parameters of the model, in the order of `named_parameters`. Of the model,
-    structure and constant buffers are kept. One that would change buffers is refused; one that
-    draws random numbers, too, unless the trainer `draws`.
+    structure and constant buffers, such as a table of positions, are kept. One that would change
+    buffers is refused.
 
     Guarantees, for each trainer (`tests/training/test_local.py`): the result is that of a plain
     loop over the workers with `torch.optim.SGD`, to rounding; the same input gives the same bits;
     NaN or infinity in a worker's examples shows in that worker's row only.
     """
 
-    draws = False  # whether the model may draw numbers, by the seed of each worker in `Batches`
-
     def __init__(
         self, model: nn.Module, *, loss: Loss | None = None, keep_local: bool = False
     ) -> None:
+        # The layout of the caller's model, whose order of parameters is that of flat weights.
         self._layout = WeightLayout.of(model)
         self.dim = self._layout.dim  # length of the weights
         self.loss = loss  # None for cross-entropy
         self._model = working_copy(model, keep_local=keep_local).train()
-        check_model(self._model, draws=self.draws)
+        for name, module in self._model.named_modules():
+            if isinstance(module, _NormBase) and module.track_running_stats:
+                raise ArgumentError(
+                    f"model's layer {name or 'itself'!r} ({type(module).__name__}) must not keep "
+                    "running statistics: they are of a device's private data, and are not averaged "
+                    "with the weights. Use GroupNorm or LayerNorm, or give keep_local=True, with "
+                    "which each device normalises by its own batches"
+                )
 
     def gradients(self, weights: Tensor, examples: Examples, batches: Batches) -> Tensor:
         """Compute the gradient of each worker's only step: `(workers, dim)`, float32."""
@@ -87,14 +88,15 @@ class LocalTrainer(ABC):
         check(len(examples) >= 1, "examples", "not be empty", len(examples))
         state = dict(zip(self._layout.names, self._layout.split(weights), strict=True))
         state |= {name: buffer.to(weights.device) for name, buffer in self._model.named_buffers()}
+        # In double, as sums of many batches would lose digits.
         loss = torch.zeros((), dtype=torch.float64, device=examples.labels.device)
         correct, classes = 0, examples.labels.dtype == torch.int64
         self._model.eval()  # without dropout
         try:
             with torch.no_grad():
-                for start in range(0, len(examples), _EVALUATED):
-                    labels = examples.labels[start : start + _EVALUATED]
-                    inputs = examples.inputs[start : start + _EVALUATED]
+                both = examples.inputs, examples.labels
+                parts = (torch.split(values, _EVALUATED) for values in both)
+                for inputs, labels in zip(*parts, strict=True):
                     with enough_examples(len(labels)):
                         scores = scores_of(functional_call(self._model, state, (inputs,)))
                     if self.loss is None:
@@ -110,6 +112,7 @@ class LocalTrainer(ABC):
 
     def _check(self, weights: Tensor, batches: Batches) -> None:
         """Raise unless these are weights of the model, and batches as `Batches` documents them."""
+        # Compared here first: nearly always nothing is wrong, and a round may be short.
         if weights.dtype != torch.float32 or weights.shape != (self.dim,):
             self._layout.check_weights(weights)
         indices, present = batches.indices, batches.present
@@ -146,32 +149,6 @@ def enough_examples(count: int) -> Iterator[None]:
         raise ArgumentError(text) from error
 
 
-def draws_numbers(module: nn.Module) -> bool:
-    """Whether a layer draws random numbers while training."""
-    dropout = isinstance(module, _DropoutNd) and module.p > 0
-    between = isinstance(module, nn.RNNBase) and module.dropout > 0
-    return dropout or between or isinstance(module, nn.RReLU)
-
-
-def check_model(model: nn.Module, *, draws: bool = False) -> None:
-    """Raise an `ArgumentError` if training the model changes buffers, or draws but must not.
-
-    Constant buffers, such as a table of positions, are fine.
-    """
-    for name, module in model.named_modules():
-        where = f"model's layer {name or 'itself'!r} ({type(module).__name__})"
-        if isinstance(module, _NormBase) and module.track_running_stats:
-            raise ArgumentError(
-                f"{where} must not keep running statistics: they are of a device's private data, "
-                "and are not averaged with the weights. Use GroupNorm or LayerNorm, or give "
-                "keep_local=True, with which each device normalises by its own batches"
-            )
-        if draws_numbers(module) and not draws:
-            raise NotAtOnce(
-                f"{where} must not draw random numbers while workers are trained at once"
-            )
-
-
 def weighted_places(batches: Batches) -> tuple[Tensor, Tensor | None]:
     """Return indices for a batched computation, and each place's weight in its step's mean loss.
 
@@ -194,30 +171,46 @@ def clear_absent(rows: Tensor, batches: Batches) -> Tensor:
     return rows
 
 
-class Batched(LocalTrainer):
-    """Local SGD of many workers at once, given the gradient of all of them."""
+class Functional(LocalTrainer):
+    """Trains cohorts of any module whose examples do not depend on each other.
 
-    examples_at_once: int
+    The gradient of all workers is traced to a list of plain tensor operations, once for each shape
+    of a batch; later calls run that list without the overhead of torch.func, which is half of the
+    time of small cohorts. The first trace of a process takes a second or two, others a tenth. A
+    model that cannot be traced, as it draws numbers or branches on values, is trained in a loop.
+    """
 
-    @abstractmethod
-    def _gradient(self, current: Tensor, inputs: Tensor, labels: Tensor, places: Tensor) -> Tensor:
-        """Compute the gradient of each worker's loss, `(workers, dim)`: a new tensor.
+    examples_at_once = 1280  # enough to keep a core busy, few enough to stay in cache
 
-        Current weights are shared, `(dim,)`, or one row for each worker, `(workers, dim)`; inputs
-        and labels `(workers, batch, ...)`; places are the examples' weights in the mean loss.
-        """
+    def __init__(self, model: nn.Module, *, keep_local: bool = False) -> None:
+        super().__init__(model, keep_local=keep_local)
+        # Empty places would be among the examples.
+        mixing = any(isinstance(module, _BatchNorm) for module in model.modules())
+        check(not mixing, "model", "have no layers that mix examples", type(model).__name__)
+        self._loop: WorkerLoop | None = None
+        self._frozen = [n for n, p in model.named_parameters() if not p.requires_grad]
+        self._traces: dict[tuple[Any, ...], Gradient] = {}  # the least recently used first
 
     def _train(
         self, weights: Tensor, examples: Examples, batches: Batches, rate: float | None
     ) -> Tensor:
+        if self._loop is not None:
+            return self._loop._train(weights, examples, batches, rate)
+        # Workers without examples have places that point at another's, with weight zero: cleared at
+        # the end.
         indices, places = weighted_places(batches)
         if indices.numel() == 0:
             return weights.new_zeros(len(indices), self.dim)
         if places is None:
             places = weights.new_full((1, 1, 1), 1 / indices.shape[2]).expand(indices.shape)
+        # In parts, whose intermediate tensors stay in cache however many workers there are.
         at_once = max(1, self.examples_at_once // indices.shape[2])
         cut = zip(torch.split(indices, at_once), torch.split(places, at_once), strict=True)
-        parts = [self._train_part(weights, examples, part, rate) for part in cut]
+        try:
+            parts = [self._train_part(weights, examples, part, rate) for part in cut]
+        except _UntraceableError:
+            self._loop = WorkerLoop(self._model)
+            return self._loop._train(weights, examples, batches, rate)
         return clear_absent(parts[0] if len(parts) == 1 else torch.cat(parts), batches)
 
     def _train_part(
@@ -244,16 +237,64 @@ class Batched(LocalTrainer):
                 current.add_(gradient, alpha=-rate)
         return current.sub_(weights)
 
+    def _gradient(self, current: Tensor, inputs: Tensor, labels: Tensor, places: Tensor) -> Tensor:
+        """Compute the gradient of each worker's loss, `(workers, dim)`: a new tensor.
 
-class ClosedForm(Batched):
+        Current weights are shared, `(dim,)`, or one row for each worker, `(workers, dim)`; inputs
+        and labels `(workers, batch, ...)`; places are the examples' weights in the mean loss.
+        """
+        key = (current.dim(), inputs.shape, inputs.dtype, inputs.device)
+        trace = self._traces.pop(key, None) or self._trace(current, inputs, labels, places)
+        self._traces[key] = trace
+        if len(self._traces) > _MOST_TRACES:
+            del self._traces[next(iter(self._traces))]
+        return trace(current, inputs, labels, places)
+
+    def _trace(self, *arguments: Tensor) -> Gradient:
+        # Imported here: it takes a second, which other trainers need not wait for.
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        shared = arguments[0].dim() == 1
+        # Weights are shared in the first step, where all workers begin alike; afterwards each has
+        # its own.
+        gradients = vmap(grad(self._loss), in_dims=(None if shared else 0, 0, 0, 0))
+
+        def flat(current: Tensor, inputs: Tensor, labels: Tensor, places: Tensor) -> Tensor:
+            split = dict(zip(self._layout.names, self._layout.split(current), strict=True))
+            named = gradients(split, inputs, labels, places)
+            for name in self._frozen:
+                named[name] = torch.zeros_like(named[name])
+            return torch.cat([named[name].flatten(1) for name in self._layout.names], 1)
+
+        try:
+            graph = make_fx(flat)(*arguments)
+        except RuntimeError as error:
+            raise _UntraceableError from error
+        # What torch.func computes and nobody reads, such as the loss itself.
+        graph.graph.eliminate_dead_code()
+        graph.recompile()
+        return graph
+
+    def _loss(
+        self, named: dict[str, Tensor], inputs: Tensor, labels: Tensor, places: Tensor
+    ) -> Tensor:
+        """Compute the mean cross-entropy over the places that are taken.
+
+        Written out: torch's own handles labels to be ignored, in a dozen operations more.
+        """
+        scores = scores_of(functional_call(self._model, named, (inputs,)))
+        # A sum of places' weights: those of a batch add up to 1, and empty places have none.
+        chosen = log_softmax(scores, 1).gather(1, labels.unsqueeze(1)).squeeze(1)
+        return -(chosen * places).sum()
+
+
+class ClosedForm(Functional):
     """Trains cohorts of `LogisticRegression`.
 
     A step of one worker moves its weights by `-learning_rate / batch * residual inputs`, with
     `residual = softmax(scores) - onehot(labels)`. On the CPU, in float32, compiled loops do that
-    without intermediate tensors or copies of the examples.
+    without intermediate tensors or copies of the examples; elsewhere it is a module like others.
     """
-
-    examples_at_once = 40960  # where the compiled loops are not taken: on CUDA, for one
 
     def __init__(self, model: LogisticRegression) -> None:
         super().__init__(model)
@@ -263,6 +304,7 @@ class ClosedForm(Batched):
         self, weights: Tensor, examples: Examples, batches: Batches, rate: float | None
     ) -> Tensor:
         inputs = examples.inputs
+        # Compiled loops take float32 as it lies in memory; everything else goes the general way.
         here = weights.device.type == inputs.device.type == "cpu" and inputs.dtype == torch.float32
         if not (here and inputs.is_contiguous() and weights.is_contiguous()):
             return super()._train(weights, examples, batches, rate)
@@ -273,6 +315,7 @@ class ClosedForm(Batched):
         out = weights.new_empty(len(indices), self.dim)
         shares = _NO_SHARES if places is None else places.float().numpy()
         threads = threads_for(out.numel())
+        # Four tasks a thread, so that a slow one does not keep the others waiting at the end.
         tasks = min(len(out), 4 * threads) if threads > 1 else 1
         run_tasks(
             train_logistic, tasks, threads, tasks,
@@ -298,136 +341,77 @@ class ClosedForm(Batched):
         if int(labels.view(np.uint64).max()) >= self._classes:
             raise ArgumentError(f"labels must be in [0, {self._classes}), got {labels}")
 
-    def _gradient(self, current: Tensor, inputs: Tensor, labels: Tensor, places: Tensor) -> Tensor:
-        weight, bias = self._layout.split(current)
-        rows = inputs.flatten(2).float()
-        residual = score_gradient(rows @ weight.mT + bias.unsqueeze(-2), labels, places)
-        out = rows.new_empty(len(rows), self.dim)
-        of_weight, of_bias = self._layout.split(out)
-        torch.bmm(residual.mT, rows, out=of_weight)
-        torch.sum(residual, 1, out=of_bias)
-        return out
-
-
-class Functional(Batched):
-    """Trains cohorts of any module whose examples do not depend on each other.
-
-    The gradient of all workers is traced to a list of plain tensor operations, once for each shape
-    of a batch; later calls run that list without the overhead of torch.func, which is half of the
-    time of small cohorts. The first trace of a process takes a second or two, others a tenth.
-    """
-
-    examples_at_once = 1280  # enough to keep a core busy, few enough to stay in cache
-
-    def __init__(self, model: nn.Module, *, keep_local: bool = False) -> None:
-        super().__init__(model, keep_local=keep_local)
-        self._frozen = [n for n, p in model.named_parameters() if not p.requires_grad]
-        self._traces: dict[tuple[Any, ...], Gradient] = {}  # the least recently used first
-
-    def _gradient(self, current: Tensor, inputs: Tensor, labels: Tensor, places: Tensor) -> Tensor:
-        key = (current.dim(), inputs.shape, inputs.dtype, inputs.device)
-        trace = self._traces.pop(key, None) or self._trace(current, inputs, labels, places)
-        self._traces[key] = trace
-        if len(self._traces) > _MOST_TRACES:
-            del self._traces[next(iter(self._traces))]
-        return trace(current, inputs, labels, places)
-
-    def _trace(self, *arguments: Tensor) -> Gradient:
-        # Imported here: it takes a second, which other trainers need not wait for.
-        from torch.fx.experimental.proxy_tensor import make_fx
-
-        shared = arguments[0].dim() == 1
-        gradients = vmap(grad(self._loss), in_dims=(None if shared else 0, 0, 0, 0))
-
-        def flat(current: Tensor, inputs: Tensor, labels: Tensor, places: Tensor) -> Tensor:
-            split = dict(zip(self._layout.names, self._layout.split(current), strict=True))
-            named = gradients(split, inputs, labels, places)
-            for name in self._frozen:
-                named[name] = torch.zeros_like(named[name])
-            return torch.cat([named[name].flatten(1) for name in self._layout.names], 1)
-
-        try:
-            graph = make_fx(flat)(*arguments)
-        except RuntimeError as error:
-            raise NotAtOnce(
-                "model cannot be trained for all workers at once, torch.func says "
-                f"{first_line(error)!r}"
-            ) from error
-        graph.graph.eliminate_dead_code()
-        graph.recompile()
-        return graph
-
-    def _loss(
-        self, named: dict[str, Tensor], inputs: Tensor, labels: Tensor, places: Tensor
-    ) -> Tensor:
-        """Compute the mean cross-entropy over the places that are taken.
-
-        Written out: torch's own handles labels to be ignored, in a dozen operations more.
-        """
-        scores = scores_of(functional_call(self._model, named, (inputs,)))
-        chosen = log_softmax(scores, 1).gather(1, labels.unsqueeze(1)).squeeze(1)
-        return -(chosen * places).sum()
-
 
 class WorkerLoop(LocalTrainer):
     """Trains the workers of a cohort one by one: works for every module, and any loss.
 
-    What a model draws for a worker, such as dropout's masks, follows from the worker's seed.
-
-    With `threads`, as many workers at a time as torch has threads, each on one: the fastest way
-    measured for recurrent models, whose kernels are fused but too short to be shared by threads.
-    A worker's bits do not depend on the number of threads, since each worker is always trained on
-    one. On CUDA it makes no difference.
+    As many workers at a time as torch has threads, each on one: the fastest way measured for
+    recurrent models, whose kernels are fused but too short to be shared by threads. A worker's bits
+    do not depend on the number of threads, since each worker is always trained on one. Models that
+    draw numbers, such as dropout's masks, share torch's global generator: there it is one worker
+    after another, each with a seed of its own.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        *,
-        threads: bool = False,
-        loss: Loss | None = None,
-        keep_local: bool = False,
+        self, model: nn.Module, *, loss: Loss | None = None, keep_local: bool = False
     ) -> None:
-        self.draws = not threads  # which would share the global generator
         super().__init__(model, loss=loss, keep_local=keep_local)
-        self._threads, self._replicas = threads, list[_Replica]()
+        self._draws = any(map(_draws_numbers, model.modules()))
+        self._replicas: list[_Replica] = []
 
     def _train(
         self, weights: Tensor, examples: Examples, batches: Batches, rate: float | None
     ) -> Tensor:
-        out, device = weights.new_empty(len(batches.indices), self.dim), weights.device
-        threads = torch.get_num_threads() if self._threads and device.type == "cpu" else 1
+        out, before = weights.new_empty(len(batches.indices), self.dim), torch.get_rng_state()
+        self._train_all(weights, examples, batches, rate, out)
+        if not self._draws and not torch.equal(before, torch.get_rng_state()):
+            # A function of the model draws numbers, which no layer told: again, with seeds.
+            torch.set_rng_state(before)
+            self._draws = True
+            self._train_all(weights, examples, batches, rate, out)
+        for replica in self._replicas:
+            replica.check_buffers()
+        return out
+
+    def _train_all(
+        self, weights: Tensor, examples: Examples, batches: Batches, rate: float | None, out: Tensor
+    ) -> None:
+        device, present = weights.device, batches.present
+        threads = 1 if self._draws or device.type != "cpu" else torch.get_num_threads()
+        # Weights may have moved to another device since the last call.
         if self._replicas and self._replicas[0].device != device:
             self._replicas = []
         while len(self._replicas) < threads:
             self._replicas.append(_Replica(self._model, self._layout, device, self.loss))
-        replicas, job = self._replicas[:threads], (weights, examples, batches, rate, out)
+        seeds = batches.seeds() if self._draws and batches.seeds is not None else None
+        job = weights, examples, batches, rate, seeds, out
         if threads == 1:
             # Workers with seeds set the global generator, which must stay as it is.
             cuda = [] if device.type == "cpu" else [device]
-            kept = nullcontext() if batches.seeds is None else torch.random.fork_rng(devices=cuda)
-            with kept:
-                replicas[0].train(iter(range(len(out))), *job)
-        else:
-            order = list(range(len(out)))
-            if batches.present is not None:  # the longest first, so that threads end together
-                sizes = batches.present.flatten(1).sum(1)
-                order = sizes.argsort(descending=True, stable=True).tolist()
-            turns = iter(order)  # shared by the threads: whoever is free takes the next
-            # Torch's number of threads belongs to the calling thread: each new one has its own.
-            with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as p:
-                for done in [p.submit(replica.train, turns, *job) for replica in replicas]:
-                    done.result()
-        for replica in replicas:
-            replica.check()
-        return out
+            with nullcontext() if seeds is None else torch.random.fork_rng(devices=cuda):
+                self._replicas[0].train(iter(range(len(out))), *job)
+            return
+        order = list(range(len(out)))
+        if present is not None:  # the longest first, so that threads end together
+            order = present.flatten(1).sum(1).argsort(descending=True, stable=True).tolist()
+        turns = iter(order)  # shared by the threads: whoever is free takes the next
+        # Torch's number of threads belongs to the calling thread: each new one has its own.
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            replicas = self._replicas[:threads]
+            # A result is asked of every thread, so that an error in one of them is raised here.
+            for done in [pool.submit(replica.train, turns, *job) for replica in replicas]:
+                done.result()
+
+
+def _draws_numbers(module: nn.Module) -> bool:
+    """Whether a layer draws random numbers while training."""
+    dropout = isinstance(module, _DropoutNd) and module.p > 0
+    between = isinstance(module, nn.RNNBase) and module.dropout > 0
+    return dropout or between or isinstance(module, nn.RReLU)
 
 
 class _Replica:
-    """A copy of the model whose parameters are views of one flat vector.
-
-    `check` notices what `check_model` cannot see: a model that changes its buffers or draws.
-    """
+    """A copy of the model whose parameters are views of one flat vector."""
 
     def __init__(
         self, model: nn.Module, layout: WeightLayout, device: torch.device, loss: Loss | None
@@ -443,7 +427,6 @@ class _Replica:
             parameter.data = view
         self._trained: list[Tensor] = [p for p in parameters if p.requires_grad]
         self._buffers = self._versions()
-        self._generator: Tensor | None = torch.get_rng_state()
 
     def train(
         self,
@@ -452,12 +435,13 @@ class _Replica:
         examples: Examples,
         batches: Batches,
         rate: float | None,
+        seeds: Tensor | None,
         out: Tensor,
     ) -> None:
         """Train the workers of the cohort that are next in turn; write to their rows of `out`."""
         for worker in turns:
-            if batches.seeds is not None:
-                torch.manual_seed(int(batches.seeds[worker]))
+            if seeds is not None:
+                torch.manual_seed(int(seeds[worker]))
             self._flat.copy_(weights)
             row = out[worker]
             if rate is None:
@@ -488,65 +472,39 @@ class _Replica:
         # Torch counts the in-place changes of a tensor; another tensor has another identity.
         return {name: (id(b), b._version) for name, b in self._model.named_buffers()}
 
-    def check(self) -> None:
-        """Raise if buffers have changed since the start; the first time, also for drawn numbers."""
+    def check_buffers(self) -> None:
+        """Raise if training has changed buffers, which no layer told: they are not averaged."""
         versions, before = self._versions(), self._buffers
         if versions != before:
             names = {n for n in versions | before if versions.get(n) != before.get(n)}
             raise ArgumentError(
                 f"model must not change its buffers while training: {', '.join(sorted(names))}"
             )
-        if self._generator is not None and not torch.equal(self._generator, torch.get_rng_state()):
-            raise NotAtOnce(
-                "model must not draw from torch's global generator while workers are trained at "
-                "once"
-            )
-        self._generator = None
 
 
 def trainer_for(
-    model: nn.Module,
-    *,
-    kind: TrainerKind = "auto",
-    loss: Loss | None = None,
-    keep_local: bool = False,
+    model: nn.Module, *, loss: Loss | None = None, keep_local: bool = False
 ) -> LocalTrainer:
-    """Make the trainer for a model.
+    """Make the fastest trainer for a model.
+
+    In closed form for logistic regression; in a loop for models with recurrent layers, dropout or
+    BatchNorm, and for a loss of one's own; else all workers at once.
 
     Args:
         model: Maps inputs `(batch, ...)` to scores `(batch, classes)`. Its weights are not taken.
-        kind: `closed` is for logistic regression only; `batched` trains all workers at once by
-            torch.func, for modules without control flow that depends on values; `threads` trains
-            several workers at a time, each on a thread; `loop` one after another, with a generator
-            for each if the model draws numbers. `auto` takes the fastest: closed, loop for models
-            with dropout, threads for BatchNorm, for a loss of one's own and for recurrent models,
-            batched for others.
         loss: As the `Task` has it; cross-entropy if None.
         keep_local: As the `Task` has it.
 
     Raises:
-        ArgumentError: The kind is unknown or does not fit the model or the loss, or training the
-            model would change buffers, or draw random numbers for all workers at once.
+        ArgumentError: The model has no parameters, or training it would change buffers.
 
     >>> type(trainer_for(LogisticRegression())).__name__
     'ClosedForm'
     """
-    check(kind in get_args(TrainerKind), "kind", f"be one of {get_args(TrainerKind)}", kind)
     # Exactly this class: a subclass may compute something else.
-    logistic = isinstance(model, LogisticRegression) and type(model) is LogisticRegression
-    random = any(map(draws_numbers, model.modules()))
-    mixing = any(isinstance(module, _BatchNorm) for module in model.modules())
-    if kind in ("closed", "batched"):
-        check(loss is None, "loss", f"be None, which is cross-entropy, for kind={kind!r}", loss)
-        why = f"have no layers that mix examples, as BatchNorm does, for kind={kind!r}"
-        check(not mixing, "model", why, type(model).__name__)
-    if kind == "closed" or (kind == "auto" and logistic and loss is None):
-        check(logistic, "model", "be a LogisticRegression for kind='closed'", type(model).__name__)
-        assert isinstance(model, LogisticRegression)  # noqa: S101 (for the type checker)
+    if type(model) is LogisticRegression and loss is None:
         return ClosedForm(model)
-    recurrent = any(isinstance(module, _RECURRENT) for module in model.modules())
-    if kind == "auto" and (random or mixing or recurrent or loss is not None):
-        kind = "loop" if random else "threads"
-    if kind in ("loop", "threads"):
-        return WorkerLoop(model, threads=kind == "threads", loss=loss, keep_local=keep_local)
+    looped = (*_RECURRENT, _BatchNorm)
+    if loss is not None or any(isinstance(m, looped) or _draws_numbers(m) for m in model.modules()):
+        return WorkerLoop(model, loss=loss, keep_local=keep_local)
     return Functional(model, keep_local=keep_local)

@@ -27,6 +27,7 @@ class WeightLayout:
     @classmethod
     def of(cls, model: nn.Module) -> WeightLayout:
         """Make the layout of a model; a shared parameter is in it once."""
+        # A shared parameter comes once, so its gradient is counted once.
         parameters = dict(model.named_parameters())
         check(bool(parameters), "model", "have parameters", type(model).__name__)
         for name, parameter in parameters.items():
@@ -96,6 +97,7 @@ def working_copy(model: nn.Module, *, keep_local: bool = False) -> nn.Module:
 
     With `keep_local`, layers that would keep running statistics normalise by each batch instead.
     """
+    # The caller's module is never trained, nor changed by what is switched off here.
     model = copy.deepcopy(model)
     if any(parameter.dtype != torch.float32 for parameter in model.parameters()):
         model = model.float()
@@ -106,7 +108,7 @@ def working_copy(model: nn.Module, *, keep_local: bool = False) -> nn.Module:
     return model
 
 
-class LogisticRegression(nn.Module):
+class LogisticRegression(nn.Linear):
     """Scores `weight x + bias` of each class: 7,850 parameters for MNIST.
 
     It starts from zero: the loss is convex, so no symmetry has to be broken, and all seeds start
@@ -117,15 +119,16 @@ class LogisticRegression(nn.Module):
     """
 
     def __init__(self, features: int = 784, classes: int = 10) -> None:
-        super().__init__()
         check(features >= 1, "features", "be >= 1", features)
         check(classes >= 2, "classes", "be >= 2", classes)
+        # Without memory at first: there, it does not draw from the global generator.
+        super().__init__(features, classes, device="meta")
         self.weight = nn.Parameter(torch.zeros(classes, features))
         self.bias = nn.Parameter(torch.zeros(classes))
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Compute scores `(batch, classes)` of inputs `(batch, ...)`."""
-        return functional.linear(inputs.flatten(1).to(self.weight.dtype), self.weight, self.bias)
+        return super().forward(inputs.flatten(1).to(self.weight.dtype))
 
 
 class SmallCNN(nn.Module):
@@ -195,6 +198,7 @@ class CharLSTM(nn.Module):
 
     def forward(self, windows: Tensor) -> Tensor:
         """Compute scores `(batch, letters)` of the character after windows `(batch, length)`."""
+        # Time first, as torch's fused kernels take it.
         inputs = functional.embedding(windows.t().long(), self.embedding)
         if inputs.is_cuda:
             # cuDNN copies weights that are not contiguous, and warns at each call; ours have no
@@ -208,6 +212,7 @@ class CharLSTM(nn.Module):
 
     def _recur(self, inputs: Tensor) -> Tensor:
         """Compute the upper layer's output `(length, batch, hidden)`."""
+        # One state for each of the two layers, zero at the start of every window.
         start = inputs.new_zeros(2, inputs.shape[1], self.hidden)
         weights: list[Tensor] = []  # in the order in which torch's fused kernels take them
         for layer in range(2):
@@ -224,6 +229,7 @@ class CharLSTM(nn.Module):
 
 def _generator(seed: int) -> torch.Generator:
     check(type(seed) is int, "seed", "be an int", seed)
+    # A generator of its own: runs must not depend on who has used the global one.
     return torch.Generator().manual_seed(seed)
 
 

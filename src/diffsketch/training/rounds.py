@@ -7,21 +7,18 @@ or local epochs of SGD. Its error correction for distributed SGD is an ablation 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, TypeAlias, get_args
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check, check_positive, check_whole
 from diffsketch.methods.base import Method
-from diffsketch.methods.plain import TableMethod
-from diffsketch.sketch.hashing import HashSeed, columns_and_signs
+from diffsketch.sketch.hashing import HashSeed
 from diffsketch.training.local import LocalTrainer
-from diffsketch.training.sampling import draw_batches, model_seeds
+from diffsketch.training.sampling import draw_batches
 from diffsketch.training.tasks import Devices
 from diffsketch.wire.formats import CHECKSUM_BYTES, COUNT_BYTES
 
@@ -32,7 +29,6 @@ Correct: TypeAlias = Callable[[Tensor], Tensor]  # error correction of the decod
 _DOWN_BYTES = COUNT_BYTES + CHECKSUM_BYTES  # header of a sum in an agreed round
 CLIP_BYTES = 8  # an adaptive clip, for a device that does not see the sums that it follows from
 MOST_STEP = 1e38  # largest learning rate or server step: float32 ends at 3.4e38
-_PAIR_BYTES = 8  # an index and a value of 32 bits each
 
 
 def check_step(name: str, value: float) -> None:
@@ -51,6 +47,7 @@ class Algorithm:
     local_epochs: int | None  # None for the gradient of one batch
 
     def __post_init__(self) -> None:
+        # float32 would make infinity of a larger step, and NaN of the weights.
         check_step("learning_rate", self.learning_rate)
         check_whole("batch_size", self.batch_size, least=1)
         options = get_args(Correction)
@@ -77,22 +74,21 @@ class Algorithm:
 
         Weights are `(dim,)`; or `(devices, dim)` where workers' models drift apart.
         """
+        # Orders of examples depend on the device alone, so these are the batches of a whole cohort.
+        if weights.dim() == 2:  # each worker from its own model
+            about: Any = {
+                "trainer": trainer, "devices": devices, "seed": seed, "round_index": round_index,
+            }  # fmt: skip
+            alone = zip(weights[cohort], torch.split(cohort, 1), strict=True)
+            return torch.cat([self.vectors(own, worker, **about) for own, worker in alone])
         batches = draw_batches(
             devices, cohort, seed=seed, round_index=round_index,
             batch_size=self.batch_size, epochs=self.local_epochs,
         )  # fmt: skip
-        if trainer.draws:
-            seeds = model_seeds(cohort, seed=seed, round_index=round_index)
-            batches = replace(batches, seeds=seeds)
         examples = devices.examples
         if self.local_epochs is not None:
             return trainer.updates(weights, examples, batches, learning_rate=self.learning_rate)
-        if weights.dim() == 1:
-            return trainer.gradients(weights, examples, batches)
-        rows = enumerate(cohort.tolist())  # each worker from its own model
-        return torch.cat(
-            [trainer.gradients(weights[k], examples, batches.of_worker(row)) for row, k in rows]
-        )
+        return trainer.gradients(weights, examples, batches)
 
 
 @dataclass(frozen=True)
@@ -157,9 +153,11 @@ def corrected(mean: Tensor, vectors: Tensor, correction: Correction) -> Tensor:
     A worker whose vector is not finite has no mask: it is left out of the mean mask, and applies
     the uncorrected mean.
     """
+    # Masks are for the mean as it was decoded, before it is clipped or scaled.
     kept = kept_half(mean, vectors)
     finite = torch.isfinite(vectors).all(dim=-1, keepdim=True)
     if correction == "shared":
+        # Workers send one bit a coordinate; the sum of the masks says what share of them kept it.
         return mean * ((kept & finite).sum(dim=0) / finite.sum()).to(mean.dtype)
     return mean * (kept | ~finite)
 
@@ -172,6 +170,7 @@ def mask_bytes(dim: int, workers: int) -> tuple[int, int]:
     >>> mask_bytes(7850, 10)
     (986, 3933)
     """
+    # Enough for all workers' votes for one coordinate: 0 to `workers`.
     bits = workers.bit_length()
     return CHECKSUM_BYTES + -(-dim // 8), _DOWN_BYTES + -(-dim * bits // 8)
 
@@ -218,24 +217,31 @@ class Published:
 
 
 @dataclass(frozen=True)
-class ServerRule(ABC):
-    """Base of server rules. With the defaults the mean is applied unchanged.
+class ServerOptimizer:
+    """Clip the mean, add it to the momentum, take a step: `v = momentum v + mean; w = w + step v`.
+
+    Another rule is a subclass with another `apply`, and `start` if it remembers anything else.
+
+    Guarantees (`tests/training/test_rounds.py`): with the defaults this is the plain step; with
+    momentum it is `torch.optim.SGD`'s.
 
     Args:
         server_step: Factor of the update.
         schedule: Schedule of that factor, over rounds `r = 0, 1, ...` of `R`: `constant`;
             `sqrt`, `1 / sqrt(r + 1)`; `linear`, `1 - r / R`; `cosine`, `(1 + cos(pi r / R)) / 2`.
             In distributed SGD it scales the learning rate; devices of FedAvg keep theirs.
+        momentum: Factor of the last direction; 0 is off.
         update_clip: Largest norm of a round's mean (of the gradient estimate, for distributed
             SGD); longer ones are scaled down to it.
-        averaging: Weight of the past in an exponential average of the models, which is evaluated
-            in place of the last model; 0 is off. Training goes on from the last model.
+
+    >>> ServerOptimizer(server_step=0.5, schedule="linear").factor(25, 100)
+    0.375
     """
 
     server_step: float = field(default=1.0, kw_only=True)
     schedule: Schedule = field(default="constant", kw_only=True)
     update_clip: float | None = field(default=None, kw_only=True)
-    averaging: float = field(default=0.0, kw_only=True)
+    momentum: float = field(default=0.0, kw_only=True)
 
     def __post_init__(self) -> None:
         check_step("server_step", self.server_step)
@@ -243,39 +249,23 @@ class ServerRule(ABC):
         check(self.schedule in options, "schedule", f"be one of {options}", self.schedule)
         if self.update_clip is not None:
             check_positive("update_clip", self.update_clip)
-        check(0 <= self.averaging < 1, "averaging", "be in [0, 1)", self.averaging)
+        check(0 <= self.momentum < 1, "momentum", "be in [0, 1)", self.momentum)
 
     def factor(self, round_index: int, rounds: int) -> float:
-        """Compute the server step of a round, schedule included.
-
-        >>> ServerOptimizer(server_step=0.5, schedule="linear").factor(25, 100)
-        0.375
-        """
+        """Compute the server step of a round, schedule included."""
         if self.schedule == "constant":
             return self.server_step
         if self.schedule == "sqrt":
+            # The one decreasing schedule that does not depend on the number of rounds.
             return self.server_step / math.sqrt(round_index + 1)
         check(round_index < rounds, "round_index", f"be below rounds={rounds}", round_index)
         done = round_index / rounds
         share = 1 - done if self.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
         return self.server_step * share
 
-    def check_options(self, method: Method, *, step: float, fresh: bool) -> None:  # noqa: ARG002
-        """Raise an `ArgumentError` unless the rule works with the other options of a run.
-
-        Args:
-            method: The method, whose sums are published.
-            step: The algorithm's factor of the mean.
-            fresh: Whether each round has its own hashes.
-        """
-        # The product of both steps multiplies float32 numbers, too.
-        most = MOST_STEP / max(abs(step), 1.0)
-        requirement = f"be at most {most:g} with this learning_rate"
-        check(self.server_step <= most, "server_step", requirement, self.server_step)
-
-    @abstractmethod
-    def start(self, weights: Tensor, method: Method) -> ModelState:
-        """Make the model of the first round."""
+    def start(self, weights: Tensor) -> ModelState:
+        """Make the model of the first round: first weights, without momentum."""
+        return ModelState(weights, {"momentum": torch.zeros_like(weights)} if self.momentum else {})
 
     def advance(
         self,
@@ -295,81 +285,32 @@ class ServerRule(ABC):
             step: Factor of the mean: `factor`, times minus the learning rate for gradients.
             correct: Error correction of the mean.
         """
-        mean = self.mean(published, method)
+        total, seed, count = published.total, published.seed, published.count
+        if isinstance(count, int):
+            mean = method.decode(total, seed, count=count)
+        else:  # an expected number, which need not be whole
+            mean = method.decode(total, seed, count=1) / count
+        # Corrected first: masks are made for the mean as workers queried it.
         if correct is not None:
             mean = correct(mean)
         if self.update_clip is not None:
-            mean = self.clipped(mean, method)
-        return self.apply(model, mean, step=step, method=method, seed=published.seed)
+            mean = scaled(mean, self.update_clip)
+        return self.apply(model, mean, step=step)
 
-    def mean(self, published: Published, method: Method) -> Tensor:
-        """Decode the mean of the published messages."""
-        total, seed, count = published.total, published.seed, published.count
-        if isinstance(count, int):
-            return method.decode(total, seed, count=count)
-        return method.decode(total, seed, count=1) / count  # expected: it need not be whole
-
-    def clipped(self, mean: Tensor, method: Method) -> Tensor:  # noqa: ARG002
-        """Scale the mean down to a norm of `update_clip`."""
-        return mean if self.update_clip is None else scaled(mean, self.update_clip)
-
-    @abstractmethod
-    def apply(
-        self, model: ModelState, mean: Tensor, *, step: float, method: Method, seed: HashSeed
-    ) -> ModelState:
-        """Apply a mean to the model: the rule itself."""
-
-    @abstractmethod
-    def round_bytes(self, method: Method) -> int:
-        """Compute the bytes of one round's result for a device that downloads it."""
-
-    def model_bytes(self, dim: int) -> int:
-        """Compute the bytes of the model for a device that downloads it, header included."""
-        return _DOWN_BYTES + 4 * dim
-
-
-@dataclass(frozen=True)
-class ServerOptimizer(ServerRule):
-    """Clip the mean, add it to the momentum, take a step: `v = momentum v + mean; w = w + step v`.
-
-    Guarantees (`tests/training/test_server.py`): with the defaults this is the plain step; with
-    momentum it is `torch.optim.SGD`'s.
-
-    Args:
-        momentum: Factor of the last direction; 0 is off.
-
-    >>> rule = ServerOptimizer(momentum=0.9)
-    >>> rule.momentum, rule.server_step
-    (0.9, 1.0)
-    """
-
-    momentum: float = field(default=0.0, kw_only=True)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check(0 <= self.momentum < 1, "momentum", "be in [0, 1)", self.momentum)
-
-    def start(self, weights: Tensor, method: Method) -> ModelState:  # noqa: ARG002
-        """Start from the first weights, without momentum."""
-        return ModelState(weights, {"momentum": torch.zeros_like(weights)} if self.momentum else {})
-
-    def apply(
-        self, model: ModelState, mean: Tensor, *, step: float, method: Method, seed: HashSeed
-    ) -> ModelState:
-        """Add the mean to the momentum, and take a step."""
-        del method, seed  # the mean is a vector already
+    def apply(self, model: ModelState, mean: Tensor, *, step: float) -> ModelState:
+        """Add the mean to the momentum, and take a step: the rule itself."""
         if self.momentum:
             mean = torch.add(mean, model.memory["momentum"], alpha=self.momentum)
+        # New tensors, never in place: a round that fails leaves the old model whole.
         memory = {"momentum": mean} if self.momentum else {}
         return ModelState(torch.add(model.weights, mean, alpha=step), memory)
 
-    def round_bytes(self, method: Method) -> int:
-        """Count the published sum."""
-        return method.total_format.sum_bytes
-
     def model_bytes(self, dim: int) -> int:
-        """Count the weights, and the momentum, without which further sums cannot be applied."""
-        return super().model_bytes(dim) * (2 if self.momentum else 1)
+        """Compute the bytes of the model for a device that downloads it, header included.
+
+        With the momentum, without which further sums cannot be applied.
+        """
+        return (_DOWN_BYTES + 4 * dim) * (2 if self.momentum else 1)
 
 
 def scaled(vectors: Tensor, limit: float) -> Tensor:
@@ -378,94 +319,3 @@ def scaled(vectors: Tensor, limit: float) -> Tensor:
     if not bool(torch.isfinite(norms).all()):
         raise ArgumentError("vectors must be finite to be clipped")
     return vectors * (limit / norms).clamp(max=1.0).to(vectors.dtype)
-
-
-@dataclass(frozen=True)
-class FetchSGD(ServerRule):
-    """Accumulate tables, apply the largest estimates, and forget those cells (FetchSGD, 2020).
-
-    Needs fixed hashes and a method that sends tables. With tables `t` of the mean, velocity
-    `v = momentum v + t` and error `e = e + step v`, the `top_k` largest coordinates of the query
-    of `e` are added to the weights, and their cells in `v` and `e` become 0.
-
-    Guarantees (`tests/training/test_server.py`): with a table that holds every coordinate apart and
-    `top_k = dim` it is SGD with momentum masked to zero; what is not extracted is kept; exactly
-    the hit cells become 0.
-
-    Args:
-        top_k: Number of coordinates that are extracted in a round.
-        table_momentum: Factor of the last momentum table; 0 is off.
-    """
-
-    top_k: int
-    table_momentum: float = field(default=0.0, kw_only=True)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_whole("top_k", self.top_k, least=1)
-        check(0 <= self.table_momentum < 1, "table_momentum", "be in [0, 1)", self.table_momentum)
-
-    def check_options(self, method: Method, *, step: float, fresh: bool) -> None:
-        """Raise an `ArgumentError` unless all rounds have the same hashes and send tables."""
-        super().check_options(method, step=step, fresh=fresh)
-        self._tables_of(method)
-        if fresh:
-            raise ArgumentError(
-                "top_k needs hashes='fixed': tables of different hashes do not add up"
-            )
-        check(self.top_k <= method.dim, "top_k", f"be at most dim={method.dim}", self.top_k)
-
-    def _tables_of(self, method: Method) -> TableMethod:
-        if isinstance(method, TableMethod):
-            return method
-        raise ArgumentError(
-            f"top_k needs a method whose messages are tables, got method={method.name!r}"
-        )
-
-    def start(self, weights: Tensor, method: Method) -> ModelState:
-        """Start from the first weights, with empty tables."""
-        sketch = self._tables_of(method).sketch  # not `total_format`, which may have a clip's cells
-        empty = torch.zeros((sketch.rows, sketch.cols), device=weights.device)
-        names = ("error", "velocity") if self.table_momentum else ("error",)
-        return ModelState(weights, dict.fromkeys(names, empty))
-
-    def mean(self, published: Published, method: Method) -> Tensor:
-        """Return the mean table, which is not decoded."""
-        return self._tables_of(method).mean_table(published.total, published.count)
-
-    def clipped(self, mean: Tensor, method: Method) -> Tensor:
-        """Scale the table down by its norm, which estimates that of the unknown vector."""
-        norm = self._tables_of(method).sketch.norm_estimate(mean)
-        return mean if self.update_clip is None else mean * (self.update_clip / norm).clamp(max=1.0)
-
-    def apply(
-        self, model: ModelState, mean: Tensor, *, step: float, method: Method, seed: HashSeed
-    ) -> ModelState:
-        """Accumulate tables, extract coordinates, and forget their cells."""
-        tables, table = self._tables_of(method), mean
-        sketch = tables.sketch
-        if self.table_momentum:
-            table = torch.add(table, model.memory["velocity"], alpha=self.table_momentum)
-        error = torch.add(model.memory["error"], table, alpha=step)
-        estimates = sketch.query(error, seed, combine=tables.combine)
-        # What is not extracted stays in `error`, and comes through in a later round.
-        chosen = estimates.abs().topk(self.top_k).indices
-        weights = model.weights.index_add(0, chosen, estimates[chosen])
-        coordinates = np.sort(chosen.cpu().numpy())
-        columns, _ = columns_and_signs(coordinates, seed, layout=sketch.layout)
-        kept = torch.ones(table.shape)
-        kept[torch.arange(len(kept))[:, None], torch.from_numpy(columns).long()] = 0
-        kept = kept.to(table.device)
-        memory = {"error": error * kept}
-        if self.table_momentum:
-            memory["velocity"] = table * kept
-        return ModelState(weights, memory)
-
-    def round_bytes(self, method: Method) -> int:
-        """Count a header, an index and a value for each coordinate, and an adaptive clip."""
-        clip = 0 if method.round_clip is None else CLIP_BYTES
-        return _DOWN_BYTES + _PAIR_BYTES * self.top_k + clip
-
-
-SERVER_RULES: Mapping[str, type[ServerRule]] = {"momentum": ServerOptimizer, "fetchsgd": FetchSGD}
-"""Server rules by name."""

@@ -6,7 +6,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -36,6 +36,7 @@ _EPOCH_STRIDE = np.uint64(0x6A09E667F3BCC909)
 
 def round_words(seed: int, round_index: int, purpose: bytes) -> tuple[np.uint64, np.uint64]:
     """Derive two random words for one purpose (up to 16 bytes) of a round, as keys of `mix64`."""
+    # A keyed hash of purpose and round: no two purposes share random words, whatever the seed.
     text = round_index.to_bytes(8, "little")
     digest = hashlib.blake2b(text, key=_secret(seed), digest_size=16, person=purpose).digest()
     first, second = int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
@@ -95,6 +96,7 @@ def draw_batches(
     batch_size = min(batch_size, most)  # more places would stay empty
     counters = members.view(np.uint64) * _DEVICE_STRIDE
     if epochs is None:
+        # Pass and batch of this round follow from the index, so that nothing has to be remembered.
         passes, step = np.divmod(round_index, -(-sizes // batch_size))
         words = round_words(seed, 0, b"ds-order-sgd")  # devices are in different passes
         orders = _orders(counters + passes.view(np.uint64) * _EPOCH_STRIDE, sizes, words)
@@ -104,6 +106,7 @@ def draw_batches(
         indices += starts[:, None, None]
     else:
         steps = -(-most // batch_size)
+        # No order has to be drawn: all examples are in one batch, whose mean does not depend on it.
         if steps == 1:
             orders = np.arange(most)[None, None].repeat(epochs, axis=1)  # for all devices
         else:
@@ -123,10 +126,14 @@ def draw_batches(
             indices = np.pad(indices, ((0, 0), (0, 0), (0, places - most)))
         indices = indices.reshape(shape)
     target = devices.examples.labels.device
+    # Computed when asked for: few models draw numbers.
+    seeds = partial(model_seeds, cohort, seed=seed, round_index=round_index)
     if present.all():
-        return Batches(torch.from_numpy(indices).to(target))
+        return Batches(torch.from_numpy(indices).to(target), seeds=seeds)
     indices *= present  # empty places hold index 0
-    return Batches(torch.from_numpy(indices).to(target), torch.from_numpy(present).to(target))
+    return Batches(
+        torch.from_numpy(indices).to(target), torch.from_numpy(present).to(target), seeds
+    )
 
 
 def model_seeds(cohort: Tensor, *, seed: int, round_index: int) -> Tensor:
@@ -146,6 +153,7 @@ def _orders(counters: _Words, sizes: _Whole, words: tuple[np.uint64, np.uint64])
     most = int(sizes.max())
     if most > int(_PLACES):
         raise ArgumentError(f"devices must have at most {_PLACES} examples each, got {most}")
+    # Each place hashes a number of its own: 40 random bits above 24 bits of place.
     place = np.arange(most, dtype=np.uint64)
     bits = mix64(counters[:, None] + place, *words)
     bits &= ~_PLACES
@@ -225,6 +233,7 @@ class UniformSampler(_FixedCohort):
             words = round_words(self.seed, round_index, b"ds-uniform")
             keys = mix64(np.arange(self.members, dtype=np.uint64), *words)
             return _smallest(keys, self.cohort)
+        # Blocks begin at fixed rounds, so that a draw does not depend on where a run began.
         at_once = max(1, _HASHED // self.cohort)  # small arrays cost about as much as large ones
         block, place = divmod(round_index, at_once)
         return torch.tensor(
@@ -287,6 +296,7 @@ class WeightedSampler(Sampler):
     def _repeats(self) -> bool:
         """Whether a draw may well repeat an earlier one. It depends on no draw."""
         # After the heaviest devices are drawn, more than every second draw would repeat one.
+        # By the weights alone: if it depended on draws, the two ways would not add up to one law.
         return bool(np.sort(self._shares)[-self.cohort :].sum() > 0.5)
 
     def draw(self, round_index: int) -> Tensor:
@@ -313,6 +323,7 @@ class WeightedSampler(Sampler):
     def _rises(self) -> _Numbers:
         """Upper ends of the devices' intervals in [0, 1]."""
         rises: _Numbers = np.cumsum(self._shares)
+        # Ends at exactly 1, so that no uniform number lies beyond the last device.
         rises /= rises[-1]
         return rises
 
@@ -341,6 +352,7 @@ class ShuffledSampler(_FixedCohort):
 def _shuffled(sampler: ShuffledSampler, number: int) -> _Whole:
     """Draw the order of the devices in a pass."""
     words = round_words(sampler.seed, number, b"ds-shuffled")
+    # 64 random bits a device: two are equal with a probability of about members squared over 2**65.
     return np.argsort(mix64(np.arange(sampler.members, dtype=np.uint64), *words))
 
 
@@ -376,6 +388,7 @@ class PoissonDevices(Sampler):
 
     def draw(self, round_index: int) -> Tensor:
         """Draw the devices of a round."""
+        # Of the seed alone, not of the run: all methods see the same devices.
         key = NoiseKey.from_integer(self.seed)
         return self.lottery.draw(key.source(worker=_LOTTERY, round_index=round_index))
 

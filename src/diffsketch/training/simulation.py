@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -25,22 +26,23 @@ from diffsketch.errors import (
 from diffsketch.methods.base import Method
 from diffsketch.methods.gate import NonFiniteUpdate, check_budget, release
 from diffsketch.methods.plain import RoundedTables, SaturationWatch
-from diffsketch.privacy.accounting.account import Budget, BudgetExceeded
+from diffsketch.privacy.accounting.budget import Budget, BudgetExceeded
 from diffsketch.privacy.claim import Claim, Epsilon, NoClaim, ProvenClaim, SimulatedClaim
 from diffsketch.privacy.simulated_noise import SERVER_NOISE, CohortNoise, Noise, NoiseKey
+from diffsketch.silos import RecordGradients, Records
 from diffsketch.sketch.hashing import HashSeed, SketchKey
 from diffsketch.training.clients import ACCOUNTS, EVERYONE, Participation
-from diffsketch.training.identity import run_identity, run_noise_key, tensor_digest
-from diffsketch.training.local import LocalTrainer, NotAtOnce, TrainerKind, trainer_for
+from diffsketch.training.identity import run_identity, run_noise_key
+from diffsketch.training.local import LocalTrainer, trainer_for
 from diffsketch.training.models import flatten, load, working_copy
 from diffsketch.training.rounds import (
     CLIP_BYTES,
+    MOST_STEP,
     Algorithm,
-    Correct,
+    DistributedSGD,
     ModelState,
     Published,
     ServerOptimizer,
-    ServerRule,
     corrected,
     mask_bytes,
     relative_drift,
@@ -71,7 +73,7 @@ class DivergedRound(Diverged):
 class Aggregate:
     """The sum of a cohort's messages."""
 
-    total: Tensor | None = None  # without the server's noise; None if nobody takes part
+    total: Tensor  # without the server's noise
     count: int = 0  # number of messages
     broken: tuple[int, ...] = ()  # devices whose vectors were not finite, ascending
     vectors: Tensor | None = None  # of all workers, for error correction
@@ -109,7 +111,6 @@ class RunState:
 
     round_index: int  # rounds that changed the model
     model: ModelState
-    average: Tensor | None  # exponential, of the weights, before its bias is corrected
     participation: Participation
     synced: _Indices  # rounds that each device's model contains
     bytes_up: int = 0
@@ -141,16 +142,13 @@ class Simulation:
     Args:
         task: Devices, test set and model. Its examples say where to compute: CPU or CUDA.
         method: How vectors become messages.
-        trainer: Trainer of the task's model, or a kind of `trainer_for`. With `auto`, a model that
-            cannot be trained for all workers at once is trained in a loop.
+        trainer: Trainer of the task's model; by default the fastest, by `trainer_for`.
         algorithm: `DistributedSGD(...)` or `FedAvg(...)`.
         rounds: Number of planned rounds; schedules depend on it.
         seed: Fixes weights, batches, devices and hashes; and, with all other settings, the noise.
         sampler: Who takes part; an int is the size of uniformly drawn cohorts, None is everyone.
         server: How the mean is applied.
         hashes: `fresh` in each round, or `fixed` to those of the first.
-        importance: `p_k` of each device, if devices count differently: the vector of device `k` is
-            multiplied by `devices * p_k / sum(p)` before it is encoded, so that sums stay sums.
         budget: Where to stop. Only proven claims can be within one.
         noise_key: Secret of the noise, which otherwise follows from the other arguments. One key
             is for one release: never give it to runs that differ in anything.
@@ -167,12 +165,11 @@ class Simulation:
         method: Method,
         algorithm: Algorithm,
         rounds: int,
-        trainer: LocalTrainer | TrainerKind = "auto",
+        trainer: LocalTrainer | None = None,
         seed: int = 0,
         sampler: Sampler | int | None = None,
-        server: ServerRule | None = None,
+        server: ServerOptimizer | None = None,
         hashes: Hashes = "fresh",
-        importance: Tensor | None = None,
         budget: Budget | None = None,
         noise_key: NoiseKey | None = None,
     ) -> None:
@@ -183,7 +180,7 @@ class Simulation:
             ("method", method, Method, "a Method, such as build_method gives"),
             ("algorithm", algorithm, Algorithm, "DistributedSGD(...) or FedAvg(...)"),
             ("budget", budget, Budget | None, "Budget(epsilon, delta)"),
-            ("server", server, ServerRule | None, "a ServerOptimizer(...) or FetchSGD(...)"),
+            ("server", server, ServerOptimizer | None, "a ServerOptimizer(...)"),
         ):
             check(isinstance(value, kind), name, f"be {wanted}", value)
         check(hashes in ("fresh", "fixed"), "hashes", "be fresh or fixed", hashes)
@@ -191,9 +188,9 @@ class Simulation:
         self.rounds, self.seed, self.hashes = rounds, seed, hashes
         model = task.model(seed)
         check(isinstance(model, nn.Module), "model", "make a module", model)
-        self._may_loop = trainer == "auto"  # where the model cannot be trained at once
-        if not isinstance(trainer, LocalTrainer):
-            trainer = self._trainer(model, trainer)
+        if trainer is None:
+            trainer = trainer_for(model, loss=task.loss, keep_local=task.keep_local)
+        # Otherwise a run would train with one loss and be identified by another.
         check(trainer.loss is task.loss, "trainer", "have the loss of the task", trainer.loss)
         self.trainer, devices = trainer, len(task.devices)
         if sampler is None:
@@ -205,15 +202,27 @@ class Simulation:
         self._given_noise_key, self._key = noise_key, SketchKey.from_integer(seed)
         self._saturation = SaturationWatch()
         self._amplified: dict[ProvenClaim, Claim] = {}
-        self._scales = _device_scales(importance, devices)
         self._check_options()
+        self._records: tuple[Records, ...] = ()
+        if method.takes_records:
+            examples, ends = task.devices.examples, task.devices.starts.tolist()
+            self._records = tuple(
+                Records(examples.inputs[start:end], examples.labels[start:end])
+                for start, end in pairwise(ends)
+            )
+            self._gradients = RecordGradients(
+                working_copy(model).to(examples.labels.device), loss=task.loss
+            )
         # Before the first round, accounts and budget are about a round of the expected size.
         planned = self._claim_of(max(1, round(sampler.expected)), self._key.seed(0))
         check_budget(method, planned, budget)
         check_task(task, model)
+        # Everything is computed where the examples are.
         target = task.devices.examples.labels.device
         self._test = task.test.to(target)
-        self._message_bytes, self._round_bytes = method.wire_bytes, self.server.round_bytes(method)
+        # Sizes follow from the method alone, and are the same in every round.
+        self._message_bytes, self._round_bytes = method.wire_bytes, method.total_format.sum_bytes
+        # Who takes the model and not the sums does not know where the clip has moved.
         clip_bytes = CLIP_BYTES if method.round_clip else 0
         self._model_bytes = self.server.model_bytes(method.dim) + clip_bytes
         weights = flatten(model).to(target)
@@ -222,20 +231,16 @@ class Simulation:
                 f"model, method and trainer must have the same number of weights, got "
                 f"{len(weights)}, {method.dim} and {trainer.dim}"
             )
+        # A model for each worker, as each applies a mask of its own.
         if algorithm.correction == "drift":
             weights = weights.repeat(devices, 1)
         self._state = RunState(
             round_index=0,
-            model=self.server.start(weights, method),
-            average=torch.zeros_like(weights) if self.server.averaging else None,
+            model=self.server.start(weights),
             participation=Participation(devices if sampler.fixed_size else 1, budget, planned),
             synced=np.zeros(devices, np.int64),
             clip=method.round_clip,
         )
-
-    def _trainer(self, model: nn.Module, kind: TrainerKind) -> LocalTrainer:
-        task = self.task
-        return trainer_for(model, kind=kind, loss=task.loss, keep_local=task.keep_local)
 
     def _check_options(self) -> None:
         sampler, method, devices = self.sampler, self.method, len(self.task.devices)
@@ -243,12 +248,20 @@ class Simulation:
             raise MismatchError(
                 f"the sampler must draw from the task's {devices} devices, got {sampler.members}"
             )
+        # Sums of whole numbers have bits for as many messages and no more.
         most = method.most_messages
         if most is not None and sampler.fixed_size and sampler.cohort > most:
             raise ArgumentError(
                 f"sampler must draw at most the cohort={most} that method={method.name!r} was made "
                 f"for, got sampler={sampler}, which draws {sampler.cohort}"
             )
+        if method.takes_records:
+            single = isinstance(self.algorithm, DistributedSGD)
+            check(single, "algorithm", "be DistributedSGD for examples", self.algorithm)
+            everyone = isinstance(sampler, AllDevices)
+            check(everyone, "sampler", "be of all devices for a claim about examples", sampler)
+            off = self.algorithm.correction == "off"
+            check(off, "correction", "be off for a claim about examples", self.algorithm.correction)
         rounded = isinstance(method, RoundedTables) and method.grid is not None
         if not sampler.fixed_size and (rounded or method.message_format.cells == "unsigned"):
             raise ArgumentError(
@@ -256,22 +269,23 @@ class Simulation:
                 "they are decoded by how many messages there are, which is secret, got "
                 f"method={method.name!r}"
             )
-        fresh = self.hashes == "fresh"
-        self.server.check_options(method, step=self.algorithm.step, fresh=fresh)
+        # The product of both steps multiplies float32 numbers, too.
+        largest = MOST_STEP / max(abs(self.algorithm.step), 1.0)
+        requirement = f"be at most {largest:g} with this learning_rate"
+        step = self.server.server_step
+        check(step <= largest, "server_step", requirement, step)
         if self.algorithm.correction != "off":
             everyone = isinstance(sampler, AllDevices)
             check(everyone, "sampler", "be of all devices with correction", sampler)
-            plain = isinstance(self.server, ServerOptimizer)
-            check(plain, "server", "be a ServerOptimizer with correction", self.server)
 
     @cached_property
     def identity(self) -> str:
         """Text that identifies the run a state belongs to (`diffsketch.training.identity`)."""
+        # A run may be made longer unless its steps depend on the number of rounds.
         planned = f", rounds={self.rounds}" if self.server.schedule in ("linear", "cosine") else ""
-        scales = "" if self._scales is None else f", importance={tensor_digest(self._scales)}"
         settings = (
             f"method={self.method}, algorithm={self.algorithm}, sampler={self.sampler}, "
-            f"server={self.server}, hashes={self.hashes!r}{planned}{scales}"
+            f"server={self.server}, hashes={self.hashes!r}{planned}"
         )
         return run_identity(self.task, self.seed, settings, noise_key=self._given_noise_key)
 
@@ -297,15 +311,6 @@ class Simulation:
         """Weights of the model, `(dim,)`; the mean of the workers' models where they drift."""
         weights = self._state.model.weights
         return weights if weights.dim() == 1 else weights.mean(dim=0)
-
-    @property
-    def averaged_weights(self) -> Tensor:
-        """Weights that are evaluated: the exponential average, if there is one."""
-        average, share = self._state.average, self.server.averaging
-        if average is None or self.round_index == 0:
-            return self.weights
-        average = average if average.dim() == 1 else average.mean(dim=0)
-        return average / (1 - share**self.round_index)
 
     @property
     def drift(self) -> float | None:
@@ -351,22 +356,19 @@ class Simulation:
 
         Accuracy is NaN where labels are no classes.
         """
-        weights = self._state.model.weights
-        if weights.dim() == 1 or self._state.average is not None:
-            return self.trainer.evaluate(self.averaged_weights, self._test)
-        losses, accuracies = zip(
-            *(self.trainer.evaluate(row, self._test) for row in weights), strict=True
-        )
-        return sum(losses) / len(losses), sum(accuracies) / len(accuracies)
+        # One row for each model: several where workers drift apart.
+        rows = self._state.model.weights.view(-1, self.method.dim)
+        scores = [self.trainer.evaluate(row, self._test) for row in rows]
+        return sum(loss for loss, _ in scores) / len(rows), sum(a for _, a in scores) / len(rows)
 
     def trained(self) -> nn.Module:
-        """Return the task's model with the weights that are evaluated, in eval mode.
+        """Return the task's model with the weights of the run, in eval mode.
 
         With `keep_local` it still normalises every batch by the batch's statistics: predict for
         batches of several examples.
         """
         model = self.task.model(self.seed)
-        load(model, self.averaged_weights.cpu())
+        load(model, self.weights.cpu())
         if self.task.keep_local:
             model = working_copy(model, keep_local=True)
         return model.eval()
@@ -403,6 +405,8 @@ class Simulation:
         """
         if self._state.ended:
             raise Diverged(self._state.ended)
+        # A function of the state: whatever it raises, or wherever it is interrupted, the state
+        # stays.
         state, result = self._round(self._state)
         self._state = state
         if state.ended:
@@ -421,6 +425,7 @@ class Simulation:
             raise ArgumentError(
                 f"the sampler must draw devices once each, in ascending order, got {members}"
             )
+        # The number drawn is public here; on a secret sample the claim is for any number.
         claim = self._claim_of(len(members), seed)
         payers = members if self.sampler.fixed_size else EVERYONE
         # Charged before anything is encoded: beyond the budget no message exists.
@@ -438,7 +443,7 @@ class Simulation:
         left_out = tuple(self.task.devices.names[device] for device in summed.broken)
         if left_out:
             fate = "count as zeros, with their noise"
-            if not isinstance(claim, ProvenClaim):
+            if not claim.noise_is_proven:
                 # Fewer messages may have less noise together: the claim is for those that count.
                 fate = "are left out of the mean"
                 claim = self._claim_of(summed.count, seed)
@@ -452,6 +457,7 @@ class Simulation:
         if summed.saturated is not None:
             cells, limit = summed.count * method.message_format.cell_count, method.round_clip
             self._saturation.see(summed.saturated, cells, limit=limit, index=index, whose="")
+        # From here on everything is what the server publishes, noise included.
         total, count = self._publish(method, summed, index, drawn=len(members))
         published = Published(total, count, seed, index, state.clip)
 
@@ -472,16 +478,9 @@ class Simulation:
         )  # fmt: skip
         if ended:
             return after, result
-        average, clip = state.average, state.clip
-        if average is not None:
-            # It starts from zero, which `averaged_weights` corrects.
-            share = self.server.averaging
-            average = torch.add(average * share, model.weights, alpha=1 - share)
-        if clip is not None:
-            clip = method.after(published.total, count=published.count).round_clip
-        return replace(
-            after, round_index=index + 1, model=model, average=average, clip=clip
-        ), result
+        # By the published sum alone, so that every device computes the same clip.
+        clip = None if state.clip is None else method.after(total, count=count).round_clip
+        return replace(after, round_index=index + 1, model=model, clip=clip), result
 
     def _method_at(self, clip: float | None) -> Method:
         return self.method if clip is None else self.method.at_clip(clip)
@@ -493,14 +492,8 @@ class Simulation:
         self, method: Method, summed: Aggregate, index: int, *, drawn: int
     ) -> tuple[Tensor, int | float]:
         """Add the server's noise to a sum; return it with the number of messages to divide by."""
-        total = summed.total
-        if total is None:
-            form = method.total_format
-            kind = torch.float32 if form.cells == "float32" else torch.int64
-            total = torch.zeros(form.shape, dtype=kind, device=self._state.model.weights.device)
-        total = method.publish(
-            total, CohortNoise(self.noise_key, [SERVER_NOISE], round_index=index)
-        )
+        noise = CohortNoise(self.noise_key, [SERVER_NOISE], round_index=index)
+        total = method.publish(summed.total, noise)
         if self.sampler.fixed_size:
             return total, summed.count
         # The number drawn is secret: only the share that was left out may change the divisor.
@@ -508,21 +501,10 @@ class Simulation:
 
     def _vectors(self, weights: Tensor, part: Tensor, index: int) -> Tensor:
         """Compute the vectors of a part of a round's cohort."""
-        try:
-            vectors = self.algorithm.vectors(
-                weights, part, trainer=self.trainer, devices=self.task.devices,
-                seed=self.seed, round_index=index,
-            )  # fmt: skip
-        except NotAtOnce:
-            if not self._may_loop:
-                raise
-            self._may_loop = False
-            self.trainer = self._trainer(self.task.model(self.seed), "loop")
-            return self._vectors(weights, part, index)
-        if self._scales is not None:
-            # Before encoding, so that the server sums messages and needs no weights.
-            vectors = vectors * self._scales[part].to(vectors)[:, None]
-        return vectors
+        return self.algorithm.vectors(
+            weights, part, trainer=self.trainer, devices=self.task.devices,
+            seed=self.seed, round_index=index,
+        )  # fmt: skip
 
     def _claim_of(self, present: int, seed: HashSeed) -> Claim:
         """Return the claim of a round with `present` workers; on a secret sample, with any number.
@@ -533,6 +515,7 @@ class Simulation:
         """
         lottery = self.sampler.lottery if isinstance(self.sampler, PoissonDevices) else None
         if lottery is not None:
+            # The number drawn is secret: the claim must not depend on it.
             present = max(1, round(lottery.expected))
         claim = self.method.claim_for(present, seed)
         if self.algorithm.correction != "off":
@@ -558,7 +541,12 @@ class Simulation:
         *, claim: Claim,
     ) -> Aggregate:  # fmt: skip
         """Compute the vectors of a cohort, encode them in parts, and add the messages up."""
-        summed, noised = Aggregate(), []
+        if method.takes_records:
+            return self._sum_records(method, weights, cohort, seed, index, claim=claim)
+        form, noised = method.total_format, []
+        kind = torch.float32 if form.cells == "float32" else torch.int64
+        summed = Aggregate(torch.zeros(form.shape, dtype=kind, device=weights.device))
+        # Masks compare every worker's vector with the mean, so all of them are kept.
         keep = self.algorithm.correction != "off"
         size = len(cohort) if keep else max(1, PART_CELLS // method.dim)
         for part in torch.split(cohort, size) if len(cohort) else ():
@@ -568,13 +556,13 @@ class Simulation:
                 charge=None,  # `_round` has charged the cohort
                 noise_of=partial(self._noise_of, part.tolist(), index),
             )  # fmt: skip
+            # None where no vector of the part could be encoded.
             encoded = released.encoded
             summed.broken += tuple(part[~released.kept].tolist())
             if encoded is None:
                 continue
             # A sum is a new tensor: a trainer may use the memory of its vectors again.
-            added = encoded.messages.sum(dim=0)
-            summed.total = added if summed.total is None else summed.total + added
+            summed.total = summed.total + encoded.messages.sum(dim=0)
             summed.count += len(encoded.messages)
             summed.vectors = vectors if keep else None
             if encoded.noised is not None:
@@ -582,7 +570,7 @@ class Simulation:
             if encoded.saturated is not None:
                 summed.saturated = (summed.saturated or 0) + int(encoded.saturated.sum())
         # Under a proven claim even this must not show: all of them send zeros and noise.
-        if len(summed.broken) == len(cohort) > 0 and not isinstance(claim, ProvenClaim):
+        if len(summed.broken) == len(cohort) > 0 and not claim.noise_is_proven:
             raise Diverged(
                 f"all {len(cohort)} workers of round {index} have vectors with NaN or infinite "
                 "values: training diverges, or the data is broken"
@@ -590,19 +578,33 @@ class Simulation:
         summed.noised = torch.cat(noised) if noised else None
         return summed
 
+    def _sum_records(
+        self, method: Method, weights: Tensor, cohort: Tensor, seed: HashSeed, index: int,
+        *, claim: Claim,
+    ) -> Aggregate:  # fmt: skip
+        """Let each silo draw its records in secret, and add the messages up."""
+        load(self._gradients.model, weights)
+        messages = [
+            self._records[silo].message(
+                self._gradients, method, seed, claim,
+                charge=None,  # `_round` has charged the cohort
+                noise=self.noise_key.source(worker=silo, round_index=index),
+            )
+            for silo in cohort.tolist()
+        ]  # fmt: skip
+        return Aggregate(torch.stack(messages).sum(dim=0).to(weights.device), len(messages))
+
     def _next_model(
         self, model: ModelState, published: Published, vectors: Tensor | None
     ) -> ModelState:
-        correct = None
-        if vectors is not None:
-            correct = partial(corrected, vectors=vectors, correction=self.algorithm.correction)
         try:
-            after = self._advance(model, published, correct)
+            after = self.advance(model, published, vectors=vectors)
             # A sum is faster to look at, and may overflow where no weight does.
             if math.isfinite(after.weights.sum()) or bool(torch.isfinite(after.weights).all()):
                 return after
             what = "the new weights"
         except ArgumentError:
+            # Only a sum that is not finite is divergence; any other error is one of the program.
             total = published.total
             if not total.is_floating_point() or bool(torch.isfinite(total).all()):
                 raise
@@ -612,13 +614,6 @@ class Simulation:
             "model before this round is kept, and what was sent is counted. A smaller "
             "learning_rate, server_step or update_clip may help"
         )
-
-    def _advance(
-        self, model: ModelState, published: Published, correct: Correct | None
-    ) -> ModelState:
-        method = self._method_at(published.clip)
-        step = self.algorithm.step * self.server.factor(published.round_index, self.rounds)
-        return self.server.advance(model, published, method=method, step=step, correct=correct)
 
     def _traffic(
         self, synced: _Indices, cohort: _Indices, index: int, present: int
@@ -641,26 +636,30 @@ class Simulation:
         down = int(np.minimum(missed * self._round_bytes, self._model_bytes).sum())
         return up, down, int(np.count_nonzero(missed)), after
 
-    def advance(self, model: ModelState, published: Published) -> ModelState:
+    def advance(
+        self, model: ModelState, published: Published, *, vectors: Tensor | None = None
+    ) -> ModelState:
         """Compute the model after a round from the model before it and the publication.
 
-        A device that catches up with a round that it missed does this. (With FetchSGD a device is
-        sent the extracted coordinates; this gives the same.)
+        A device that catches up with a round that it missed does this.
 
         Raises:
-            ArgumentError: With error correction the masks would be needed as well.
+            ArgumentError: There is error correction, whose masks need the vectors of all workers.
         """
-        plain = self.algorithm.correction == "off"
-        check(plain, "correction", "be off for a model to follow", self.algorithm.correction)
-        return self._advance(model, published, None)
+        correct, correction = None, self.algorithm.correction
+        if correction != "off":
+            if vectors is None:
+                raise ArgumentError(f"vectors must be given with correction={correction}")
+            correct = partial(corrected, vectors=vectors, correction=correction)
+        method = self._method_at(published.clip)
+        step = self.algorithm.step * self.server.factor(published.round_index, self.rounds)
+        return self.server.advance(model, published, method=method, step=step, correct=correct)
 
     def state(self) -> dict[str, Any]:
         """Return everything that is needed to continue: tensors, numbers and texts."""
         state, memory = self._state, self._state.model.memory
         tensors = {"weights": state.model.weights, "synced": torch.from_numpy(state.synced)}
         tensors |= {f"memory.{name}": value for name, value in memory.items()}
-        if state.average is not None:
-            tensors["average"] = state.average
         saved: dict[str, Any] = {"settings": self.identity}
         saved |= {name: getattr(state, name) for name in _PLAIN}
         saved |= {name: value.clone() for name, value in tensors.items()}
@@ -677,6 +676,7 @@ class Simulation:
         if state.get("settings") != self.identity:
             why = difference(self.identity, str(state.get("settings")))
             raise MismatchError(f"the state must be that of the same simulation, but {why}")
+        # Shapes are those of this simulation: a state of another would fail rounds later.
         for name, value in self.state().items():
             if name.startswith(f"{ACCOUNTS}paid."):
                 continue  # of claims that the other simulation need not have made
@@ -691,24 +691,12 @@ class Simulation:
             tensor: Tensor = state[name].to(before.model.weights.device).clone()
             return tensor
 
+        # Copies, as whoever gave the state may use its tensors again.
         memory = {name: copied(f"memory.{name}") for name in before.model.memory}
         self._state = RunState(
             **{name: state[name] for name in _PLAIN},
             model=ModelState(copied("weights"), memory),
-            average=None if before.average is None else copied("average"),
             participation=before.participation.restored(state, ACCOUNTS),
             synced=state["synced"].cpu().numpy().copy(),
             clip=None if before.clip is None else state["clip"],
         )
-
-
-def _device_scales(importance: Tensor | None, devices: int) -> Tensor | None:
-    """Compute factors of the devices' vectors, so that devices count by their importance."""
-    if importance is None:
-        return None
-    shape = tuple(importance.shape)
-    check(shape == (devices,), "importance", f"have the shape ({devices},)", shape)
-    shares = importance.to("cpu", torch.float64)
-    positive = bool(((shares > 0) & torch.isfinite(shares)).all())
-    check(positive, "importance", "be > 0 and finite", importance)
-    return shares * (devices / shares.sum())

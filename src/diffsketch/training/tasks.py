@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import pkgutil
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from importlib import import_module
@@ -45,6 +45,7 @@ class Examples:
 
     def __init__(self, inputs: Array, labels: Array) -> None:
         inputs, labels = _tensor("inputs", inputs), _tensor("labels", labels)
+        # Cross-entropy takes int64 only; small types of files are widened once.
         if not labels.is_floating_point():
             labels = labels.long()
         count = len(inputs)
@@ -83,6 +84,7 @@ class Devices:
         check(shaped, "starts", "be int64 with one entry more than names", tuple(starts.shape))
         if not count:
             raise DataError("there are no devices: training needs one at least")
+        # Every example belongs to exactly one device: none is shared, none is left over.
         if int(starts[0]) != 0 or int(starts[-1]) != len(self.examples):
             raise ArgumentError("starts must begin with 0 and end with the number of examples")
         if empty := (self.sizes <= 0).nonzero().flatten().tolist():
@@ -114,6 +116,7 @@ class Devices:
                         f"{tuple(shape)} each, got {tuple(value.shape[1:])}"
                     )
             joined.append(torch.cat(list(values.values())))
+        # One tensor for all devices: batches are then picked by index, for a whole cohort at once.
         starts = torch.tensor([0, *map(len, named.values())]).cumsum(0)
         return cls(Examples(*joined), starts, tuple(parts))
 
@@ -140,14 +143,7 @@ class Batches:
 
     indices: Tensor  # `(workers, steps, batch_size)`, int64, into the examples of all devices
     present: Tensor | None = None  # of the same shape, bool; None if there are no empty places
-    seeds: Tensor | None = None  # `(workers,)`, int64: seeds for models that draw numbers
-
-    def of_worker(self, row: int) -> Batches:
-        """Return the batches of one worker, as a cohort of one."""
-        present, seeds = (
-            None if part is None else part[row : row + 1] for part in (self.present, self.seeds)
-        )
-        return Batches(self.indices[row : row + 1], present, seeds)
+    seeds: Callable[[], Tensor] | None = None  # `(workers,)`, int64: for models that draw numbers
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -194,12 +190,15 @@ class Task:
     ) -> None:
         devices = devices if isinstance(devices, Devices) else Devices.of(devices)
         test, kind = _examples(test), devices.examples.inputs.dtype
+        # A model that was trained on pixels in 0..1 must not be tested on 0..255.
         if test.inputs.is_floating_point() != kind.is_floating_point:
             raise DataError(f"test inputs must be {kind}, as the devices', got {test.inputs.dtype}")
         _check_finite(test)
         wanted = "be a module with its weights, or a function that makes one from a seed"
-        check(_takes_a_seed(model), "model", wanted, model)
+        # A class of modules is the likeliest mistake.
+        check(callable(model) and not isinstance(model, type), "model", wanted, model)
         if isinstance(model, nn.Module):
+            # Seeds have no meaning for given weights: every run starts from them.
             first = copy.deepcopy(model)  # whatever becomes of the caller's
 
             def model(seed: int) -> nn.Module:  # noqa: ARG001
@@ -213,19 +212,6 @@ class Task:
     def dim(self) -> int:
         """Number of weights of the model: the length of what devices send, uncompressed."""
         return WeightLayout.of(self.model(0)).dim
-
-
-def _takes_a_seed(model: object) -> bool:
-    """Whether the argument is a module, or may be called with a seed."""
-    if isinstance(model, nn.Module) or not callable(model):
-        return isinstance(model, nn.Module)
-    try:
-        inspect.signature(model).bind(0)
-    except ValueError:  # a callable without a signature
-        return True
-    except TypeError:
-        return False
-    return True
 
 
 def first_line(error: Exception) -> str:
@@ -282,6 +268,17 @@ def scores_of(output: Any) -> Tensor:
     return scores
 
 
+@contextmanager
+def _said_by(requirement: str) -> Iterator[None]:
+    """Turn what a model or a loss of the user raises into an `ArgumentError`."""
+    try:
+        yield
+    except ArgumentError:
+        raise
+    except (RuntimeError, IndexError, ValueError, TypeError, UserWarning) as error:
+        raise ArgumentError(f"{requirement}: it says: {first_line(error)}") from error
+
+
 def check_task(task: Task, model: nn.Module) -> None:
     """Raise unless the model takes the examples, and the loss its scores and their labels.
 
@@ -293,26 +290,29 @@ def check_task(task: Task, model: nn.Module) -> None:
             f"test inputs must have the shape of the devices', {tuple(devices.inputs.shape[1:])} "
             f"each, got {tuple(test.inputs.shape[1:])}"
         )
-    inputs, kind = devices.inputs[:1].cpu(), type(model).__name__
-    inputs = torch.cat((inputs, inputs))  # BatchNorm refuses a batch of one
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            copied = working_copy(model, keep_local=task.keep_local).cpu().eval()
-            scores = scores_of(copied(inputs))
-    except ArgumentError:
-        raise
-    except (RuntimeError, IndexError, ValueError, TypeError) as error:
-        raise ArgumentError(
-            f"model must take inputs of the shape {tuple(inputs.shape[1:])} and type "
-            f"{inputs.dtype}, as the data has: {kind} says: {first_line(error)}"
-        ) from error
+    inputs = devices.inputs[:1].cpu().repeat_interleave(2, 0)  # BatchNorm refuses a batch of one
+    shown = f"inputs of the shape {tuple(inputs.shape[1:])} and type {inputs.dtype}"
+    # On the CPU, whose errors say what is wrong; after one on CUDA the process can compute no more.
+    copied = working_copy(model, keep_local=task.keep_local).cpu().eval()
+    drawing = torch.random.fork_rng(devices=[])  # what the model draws is not missed elsewhere
+    with _said_by(f"model must take {shown}, as the data has"), torch.no_grad(), drawing:
+        scores = scores_of(copied(inputs))
     if task.loss is not None:
-        _check_loss(task.loss, scores.to(devices.labels.device), devices.labels[:1])
+        labels = devices.labels[:1].repeat_interleave(2, 0)
+        scores = scores.to(labels.device)
+        shown = f"scores {tuple(scores.shape)} and labels {tuple(labels.shape)}, {labels.dtype}"
+        with _said_by(f"loss must take {shown}"), warnings.catch_warnings():
+            # A target that is broadcast is a mistake.
+            warnings.filterwarnings("error", message="Using a target size")
+            loss = task.loss(scores, labels)
+        if not isinstance(loss, Tensor) or loss.dim() or not loss.is_floating_point():
+            kind = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+            raise ArgumentError(f"loss must give one number, a mean over the batch, got {kind}")
         return
     if scores.dim() != 2 or len(scores) != 2 or not scores.is_floating_point():
         raise ArgumentError(
             f"model must give scores (batch, classes), floating point, got {scores.dtype} of the "
-            f"shape {tuple(scores.shape)} for a batch of 2 from {kind}"
+            f"shape {tuple(scores.shape)} for a batch of 2 from {type(model).__name__}"
         )
     for part, examples in (("the devices", devices), ("the test set", test)):
         low, high = examples.label_range  # an empty test set passes: evaluation refuses it
@@ -321,20 +321,6 @@ def check_task(task: Task, model: nn.Module) -> None:
                 f"labels of {part} must be in [0, {scores.shape[1]}), the scores of the model, "
                 f"got {low if low < 0 else high}"
             )
-
-
-def _check_loss(loss: Loss, scores: Tensor, label: Tensor) -> None:
-    labels = torch.cat((label, label))
-    shapes = f"scores {tuple(scores.shape)} and labels {tuple(labels.shape)}, {labels.dtype}"
-    try:
-        with warnings.catch_warnings():  # a target that is broadcast is a mistake
-            warnings.filterwarnings("error", message="Using a target size")
-            value = loss(scores, labels)
-    except (RuntimeError, IndexError, ValueError, TypeError, UserWarning) as error:
-        raise ArgumentError(f"loss must take {shapes}: it says: {first_line(error)}") from error
-    if not isinstance(value, Tensor) or value.dim() or not value.is_floating_point():
-        shown = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-        raise ArgumentError(f"loss must give one number, a mean over the batch, got {shown}")
 
 
 @dataclass(frozen=True)

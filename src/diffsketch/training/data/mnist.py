@@ -73,6 +73,7 @@ def read_idx(file: Path | Traversable, *, ndim: int, sha256: str | None = None) 
 
 def _unpack(raw: IO[bytes], ndim: int, *, origin: object) -> tuple[bytearray, tuple[int, ...]]:
     """Read a file, header included, and the shape that its header states, checked."""
+    # By its first two bytes; an idx file begins with two zeros.
     packed = raw.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
     raw.seek(0)
     stream = gzip.GzipFile(fileobj=raw) if packed else raw
@@ -200,6 +201,7 @@ def _load_task(
             f"workers * samples must be <= {len(train)}, the number of training images, "
             f"got workers={workers}, samples={samples}"
         )
+    # From both halves: a class that only the test set has must not be out of the model's range.
     classes = max(2, int(train.labels.max()) + 1, int(test.labels.max()) + 1)
     if model == "cnn" and (height, width) != (28, 28):
         raise DataError(f"model cnn needs images of 28 x 28 pixels, found {height} x {width}")
@@ -212,6 +214,7 @@ def _load_task(
     def examples(images: Tensor, labels: Tensor) -> Examples:
         return Examples(images.flatten(1).to(torch.float32).div_(255), labels)
 
+    # Dealt out at random: the files are in no order, but a user's may be sorted by label.
     order = torch.randperm(len(train), generator=torch.Generator().manual_seed(seed))
     taken = order[: workers * samples]
     starts = torch.arange(0, workers * samples + 1, samples)

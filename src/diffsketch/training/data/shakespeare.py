@@ -7,7 +7,7 @@ import lzma
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -18,8 +18,6 @@ from diffsketch.training.data.mnist import embedded_file, require, verify_sha256
 from diffsketch.training.defaults import TASK_DEFAULTS
 from diffsketch.training.models import CharLSTM
 from diffsketch.training.tasks import Devices, Examples, Task, TaskKind
-
-_Kind = TypeVar("_Kind")
 
 LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """The 80 characters of LEAF's Shakespeare task, in its order: a character's code is its place."""
@@ -60,6 +58,7 @@ def encode_text(text: str, origin: str = "text") -> Tensor:
             f"found {', '.join(map(ascii, unknown[:5]))} (first at character "
             f"{min(map(text.index, unknown))})"
         )
+    # A table look-up for each byte, by the interpreter's own loop.
     codes = np.frombuffer(bytearray(text.encode("ascii").translate(_CODES)), np.uint8)
     return torch.from_numpy(codes)
 
@@ -92,6 +91,8 @@ def split_roles(roles: Roles) -> tuple[dict[str, Examples], dict[str, Examples]]
     """
     train, test = dict[str, Examples](), dict[str, Examples]()
     for name, role in roles.items():
+        # Sample i covers characters i to i + 80, so the next 80 samples share text with the
+        # training part.
         end = int(_TRAINED * len(role))
         train[name] = Examples(role.inputs[:end], role.labels[:end])
         test[name] = Examples(role.inputs[end + WINDOW :], role.labels[end + WINDOW :])
@@ -163,17 +164,16 @@ def _read_leaf(files: Sequence[Path]) -> dict[str, Examples]:
     """
     roles: dict[str, Examples] = {}
     for path in files:
+        where = str(path)
         try:
-            content: object = json.loads(path.read_bytes())
+            content = json.loads(path.read_bytes())
         # Deep nesting exhausts the parser's stack; a wrong encoding is a ValueError.
         except (OSError, ValueError, RecursionError) as error:
-            raise DataError(f"{path}: not readable as JSON: {error}") from error
-        where = str(path)
-        if not isinstance(content, dict):
-            raise DataError(f"{where}: expected a JSON object, found {type(content).__name__}")
-        users = _field(content, "users", kind=list, where=where)
-        counts = _field(content, "num_samples", kind=list, where=where)
-        data = _field(content, "user_data", kind=dict, where=where)
+            raise DataError(f"{where}: not readable as JSON: {error}") from error
+        problem = f"expected a JSON object, found {type(content).__name__}"
+        require(isinstance(content, dict), where, problem)
+        users, counts = (_field(content, key, list, where) for key in ("users", "num_samples"))
+        data = _field(content, "user_data", dict, where)
         problem = f"expected num_samples for each of {len(users)} users, found {len(counts)}"
         require(len(users) == len(counts), where, problem)
         for user, count in zip(users, counts, strict=True):
@@ -181,44 +181,39 @@ def _read_leaf(files: Sequence[Path]) -> dict[str, Examples]:
             require(isinstance(user, str), where, problem)
             named = f"{where}: user {user!a}"
             require(user not in roles, named, "expected each user once, found it again")
-            record = _field(data, user, kind=dict, where=f"{where}: user_data")
-            roles[user] = _read_user(record, count=count, where=named)
+            record = _field(data, user, dict, f"{where}: user_data")
+            windows, following = _texts(record, "x", WINDOW, named), _texts(record, "y", 1, named)
+            problem = f"expected as many y as x, found {len(windows)} x and {len(following)} y"
+            require(len(windows) == len(following), named, problem)
+            # Anything but a number is named by its type: it may be too deep or too long to print.
+            stated = count if isinstance(count, int | float) else type(count).__name__
+            problem = f"num_samples says {stated}, found {len(windows)} samples"
+            require(count == len(windows), named, problem)
+            inputs = encode_text("".join(windows), f"{named}: x").reshape(-1, WINDOW)
+            roles[user] = Examples(inputs, encode_text("".join(following), f"{named}: y"))
     require(bool(roles), ", ".join(map(str, files)), "expected at least one user, found none")
     return roles
 
 
-def _field(record: dict[str, object], key: str, *, kind: type[_Kind], where: str) -> _Kind:
+def _field(record: dict[str, Any], key: str, kind: type, where: str) -> Any:
     """Return the value of a key that must be there and be of one kind."""
     require(key in record, where, f"expected the key {key!a}, found no such key")
     value = record[key]
-    if not isinstance(value, kind):
-        raise DataError(
-            f"{where}: expected {key!a} to be a {kind.__name__}, found {type(value).__name__}"
-        )
+    problem = f"expected {key!a} to be a {kind.__name__}, found {type(value).__name__}"
+    require(isinstance(value, kind), where, problem)
     return value
 
 
-def _read_user(record: dict[str, object], *, count: object, where: str) -> Examples:
-    """Read the samples of one user, checked."""
-    texts: dict[str, list[str]] = {"x": [], "y": []}
-    for key, length in (("x", WINDOW), ("y", 1)):
-        for index, value in enumerate(_field(record, key, kind=list, where=where)):
-            if not isinstance(value, str) or len(value) != length:
-                shown = f"{len(value)}" if isinstance(value, str) else type(value).__name__
-                raise DataError(
-                    f"{where}: expected {key}[{index}] to be a string of length {length}, "
-                    f"found {shown}"
-                )
-            texts[key].append(value)
-    windows, following = len(texts["x"]), len(texts["y"])
-    problem = f"expected as many y as x, found {windows} x and {following} y"
-    require(windows == following, where, problem)
-    if count != windows:
-        # Anything but a number is named by its type, as it may be too deep or too long to print.
-        said = count if isinstance(count, int | float) else type(count).__name__
-        raise DataError(f"{where}: num_samples says {said}, found {windows} samples")
-    inputs, labels = (encode_text("".join(texts[key]), f"{where}: {key}") for key in "xy")
-    return Examples(inputs.reshape(-1, WINDOW), labels)
+def _texts(record: dict[str, Any], key: str, length: int, where: str) -> list[str]:
+    """Return a list of texts that must all have this length."""
+    texts: list[str] = _field(record, key, list, where)
+    for index, text in enumerate(texts):
+        is_text = isinstance(text, str)
+        if not is_text or len(text) != length:
+            shown = len(text) if is_text else type(text).__name__
+            problem = f"expected {key}[{index}] to be a string of length {length}, found {shown}"
+            require(False, where, problem)
+    return texts
 
 
 def load_shakespeare(
@@ -278,6 +273,7 @@ def _load_task(
     """
     del model, seed  # there is one, and the text decides
     check(samples is None, "samples", "not be given: a role's text decides", samples)
+    # LEAF's own division is kept: dividing again would test on what was meant for training.
     if directory is not None and any((directory / half).is_dir() for half in _HALVES):
         train, test = (load_shakespeare(directory, split=half) for half in _HALVES)
         sizes = {name: len(r) + len(test.get(name, ())) for name, r in train.items() if len(r)}

@@ -14,7 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from diffsketch.errors import ArgumentError, check
-from diffsketch.planning.search import Option, PlanRequest, option_at, smallest_option
+from diffsketch.planning import Option, PlanRequest
+from diffsketch.planning.search import option_at
 from diffsketch.privacy.claim import Trust
 
 ALLOWANCE = 0.1
@@ -66,7 +67,7 @@ def free_size(request: PlanRequest, *, allowance: float = ALLOWANCE) -> FreeSize
     secure sum, discrete Gaussian noise elsewhere, on one row. `request.message_bytes` does not
     count.
 
-    Guarantees (`tests/planning/test_free.py`): the table is within the allowance, and one of 2%
+    Guarantees (`paper/tests/test_free_size.py`): the table is within the allowance, and one of 2%
     fewer cells is not; it is the same for all vectors that are far longer; simulated errors agree.
 
     Raises:
@@ -75,6 +76,12 @@ def free_size(request: PlanRequest, *, allowance: float = ALLOWANCE) -> FreeSize
     >>> wanted = {"cohort": 1000, "rounds": 1, "target_epsilon": 1.0, "message_bytes": 6}
     >>> [free_size(PlanRequest(dim=dim, **wanted)).cells for dim in (10**4, 10**7)]
     [10000, 178083]
+    >>> of_docs = {"rounds": 20, "target_epsilon": 8.0, "message_bytes": 6, "dim": 10**7}
+    >>> [
+    ...     free_size(PlanRequest(cohort=cohort, spread=spread, **of_docs)).cells
+    ...     for cohort, spread in ((1000, 8.0), (1000, 0.0), (100, 8.0))
+    ... ]
+    [39947, 336281, 440]
     """
     check(0 < allowance < 10, "allowance", "be > 0 and < 10", allowance)
     law = "skellam" if request.trust is Trust.DISTRIBUTED else "gaussian"
@@ -86,6 +93,12 @@ def free_size(request: PlanRequest, *, allowance: float = ALLOWANCE) -> FreeSize
             f"{request.delta:g} for the {request.unit} unit and {request.trust} trust"
         )
 
-    limit = (1 + allowance) * dense.error.total
-    smallest = smallest_option(roomy, f"sketch-{law}", limit=limit)
-    return FreeSize(roomy, dense, smallest or dense, allowance)
+    limit, costly, cells, smallest = (1 + allowance) * dense.error.total, 0, request.dim, dense
+    while cells - costly > 1:  # collisions fall with the cells
+        middle = (costly + cells) // 2
+        option = option_at(roomy, f"sketch-{law}", middle)
+        if option is not None and option.error.total <= limit:
+            cells, smallest = middle, option
+        else:
+            costly = middle
+    return FreeSize(roomy, dense, smallest, allowance)

@@ -1,8 +1,7 @@
-"""The smallest table that costs nothing: at its limit, against simulation, and as it is printed."""
+"""The smallest table that costs nothing: at its limit, and against simulation."""
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from typing import Any
@@ -12,11 +11,12 @@ import pytest
 import torch
 
 from diffsketch.errors import ArgumentError
-from diffsketch.methods import Method, private_mean
-from diffsketch.planning import Plan, PlanRequest, free_size
+from diffsketch.methods import Method
+from diffsketch.methods.gate import private_mean
+from diffsketch.planning import PlanRequest
 from diffsketch.planning.search import option_at
 from diffsketch.sketch import SketchKey
-from tests.app.commands import done, invoke, plain, refused
+from paper.free_size import free_size
 
 WANTED: dict[str, Any] = {
     "dim": 20_000, "cohort": 100, "rounds": 4, "target_epsilon": 2.0, "message_bytes": 6,
@@ -96,32 +96,3 @@ def test_simulated_rounds_cost_what_is_said() -> None:
     )
     assert free / dense == pytest.approx(1.1, abs=0.06)
     assert planted / dense > 1.16
-
-
-def test_the_plan_and_the_command_have_it() -> None:
-    wanted = PlanRequest(**WANTED)
-    cells = free_size(wanted).cells
-    assert Plan(wanted, free_size(wanted).dense, (), (), (), ()).free.cells == cells
-    arguments = ["plan", "--dim", "20000", "--workers", "100", "--rounds", "4"]
-    private = [*arguments, "--epsilon", "2", "--spread", "2"]
-
-    def run(arguments: list[str]) -> str:
-        return plain(done(*arguments, columns=80).output)
-
-    data = json.loads(run([*private, "--free", "--json"]))
-    assert (data["cells"], data["theory_cells"]) == (cells, 10_000)
-    printed = run([*private, "--free"])
-    for text in (
-        f"Free: {cells:,} cells", "n^2 epsilon^2 / rounds = 10,000 cells", "proven",
-        "at most 10% above that of the dense mean with the same epsilon", "distributed trust",
-    ):  # fmt: skip
-        assert text in printed, text
-    local = [*private, "--free", "--trust", "local"]  # which the theory is not about
-    assert "Free:" in (printed := run(local))
-    assert "Theory:" not in printed
-    assert json.loads(run([*local, "--json"]))["theory_cells"] is None
-    for words, message in (
-        (private, "--bytes must be given, or --free"),
-        ([*arguments, "--free"], "--epsilon must be given with --json, --code and --free"),
-    ):
-        assert message in refused(invoke(*words))
