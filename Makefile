@@ -62,7 +62,7 @@ bench: $(VENV)/dev.stamp  ## Run the benchmarks; ARGS=--quick for a short run.
 		echo "$(BIN)/python -m $$name $(ARGS)"; $(BIN)/python -m $$name $(ARGS); done
 
 clean:  ## Remove the environments, caches and the outputs of runs.
-	rm -rf $(VENV) $(FLOWER) runs site build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-3.12 $(VENV)-3.13 $(FLOWER) runs site build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find src tests paper benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 # How an environment begins, given its folder. One that was interrupted on its way has no pip.

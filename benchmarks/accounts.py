@@ -28,7 +28,8 @@ from benchmarks.report import print_table, readable
 from benchmarks.timing import environment
 from diffsketch.files import replace_file, synchronise
 from diffsketch.privacy.accounting import events
-from diffsketch.privacy.accounting.account import Account, Budget
+from diffsketch.privacy.accounting.account import Account
+from diffsketch.privacy.accounting.budget import Budget
 from diffsketch.privacy.claim import ProvenClaim, Relation, Scope, Trust, Unit
 from diffsketch.training.clients import Participation
 

@@ -131,7 +131,7 @@ def measured(name: str, *, hidden: int, rounds: int, nodes: int, folder: Path) -
         "settings": settings.format(cols=cells, cols7=cells // 7),
     }
     if "secure sum" in name:
-        config |= {"secure-sum": True, "min-replies": nodes // 2 + 1}
+        config |= {"secure-sum": "one", "min-replies": nodes // 2 + 1}
     app = without_sketches(folder) if name == "dense" else EXAMPLE
     network = local.LocalNetwork(nodes, app=app)
     relay = Relay(network.port)

@@ -44,6 +44,7 @@ HELD_OUT = 6  # of 256 files
 VOCABULARY = 256
 CLIP = 1.0  # norm of a gradient
 BETAS, DECAY = (0.9, 0.95), 0.1
+MUON_MOMENTUM, MUON_POLYNOMIAL = 0.95, (3.4445, -4.775, 2.0315)
 WARM_UP = 3  # calls before one is recorded
 
 
@@ -120,6 +121,7 @@ class Size:
 
 SIZES = {
     "small": Size(2, 64, 2, 64),
+    "1M": Size(5, 128, 4, 128),
     "10M": Size(6, 384, 6, 256),
     "60M": Size(10, 704, 11, 256),
 }
@@ -148,12 +150,12 @@ class GPT:
         """Draw parameters. Scales of the norms are offsets from 1, so that decay is harmless."""
         generator = torch.Generator().manual_seed(seed)
         drawn = torch.zeros(self.dim)
-        for view in self._views(drawn):
+        for view in self.views(drawn):
             if view.dim() == 2:
                 view.normal_(0.0, 0.02, generator=generator)
         return drawn
 
-    def _views(self, flat: Tensor) -> list[Tensor]:
+    def views(self, flat: Tensor) -> list[Tensor]:
         """Parameters of one vector, or of `(workers, dim)`."""
         parts = torch.split(flat, self._sizes, dim=-1)
         lead = flat.shape[:-1]
@@ -168,7 +170,7 @@ class GPT:
             flat: `(workers, dim)`.
             tokens: `(workers, sequences, context + 1)`.
         """
-        size, views = self.size, iter(self._views(flat))
+        size, views = self.size, iter(self.views(flat))
         inputs, targets = tokens[..., :-1], tokens[..., 1:]
         workers, count, length = inputs.shape
         # A product, since the gradient of so small an embedding takes longer than all of a layer.
@@ -199,6 +201,7 @@ class Trainer:
         workers: How many there are.
         sequences: Of a worker's batch.
         compiled: Whether PyTorch compiles the model; only on CUDA.
+        muon: Whether matrices of the layers are stepped by Muon, and all else by AdamW.
 
     Attributes:
         weights: `(workers, dim)`.
@@ -206,9 +209,11 @@ class Trainer:
     """
 
     def __init__(
-        self, model: GPT, text: Text, workers: int, sequences: int, *, compiled: bool = False
-    ) -> None:
+        self, model: GPT, text: Text, workers: int, sequences: int, *, compiled: bool = False,
+        muon: bool = False,
+    ) -> None:  # fmt: skip
         self.model, self.text = model, text
+        self._muon = range(2, len(model.shapes) - 2) if muon else range(0)
         device = text.train.device
         self.weights = torch.zeros(workers, model.dim, device=device)
         self.grads = torch.zeros_like(self.weights)
@@ -219,7 +224,9 @@ class Trainer:
         )  # fmt: skip
         self._memory = {name: torch.zeros_like(self.weights) for name in ("exp_avg", "exp_avg_sq")}
         self._memory["step"] = torch.zeros((), device=device)
-        self._optimizer.state[self._parameter] = self._memory
+        self._optimizer.state[self._parameter] = dict(self._memory)
+        if muon:
+            self._memory["momentum"] = torch.zeros_like(self.weights)
         self._starts = torch.zeros(workers, sequences, dtype=torch.int64, device=device)
         self._span = torch.arange(model.size.context + 1, device=device)
         self._low = torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -268,7 +275,34 @@ class Trainer:
         with torch.no_grad():
             norms = torch.linalg.vector_norm(self.grads, dim=1, keepdim=True)
             self._parameter.grad = self.grads.mul_((CLIP / norms).clamp(max=1.0))
+            updates = [(index, self._muon_update(index)) for index in self._muon
+                       if len(self.model.shapes[index]) == 2]  # fmt: skip
         self._optimizer.step()
+        with torch.no_grad():
+            views = self.model.views(self.weights)
+            for index, update in updates:
+                views[index].copy_(update)
+
+    def _muon_update(self, index: int) -> Tensor:
+        """Compute what a matrix is after a step of `torch.optim.Muon`, of all workers at once."""
+        weights, grads, momentum = (
+            self.model.views(values)[index]
+            for values in (self.weights, self.grads, self._memory["momentum"])
+        )
+        momentum.lerp_(grads, 1 - MUON_MOMENTUM)
+        update = grads.lerp(momentum, MUON_MOMENTUM).to(torch.bfloat16)
+        wide = update.shape[-2] <= update.shape[-1]
+        update = update if wide else update.mT
+        update = update / torch.linalg.matrix_norm(update, keepdim=True).clamp(min=1e-7)
+        first, second, third = MUON_POLYNOMIAL
+        for _ in range(5):
+            gram = update @ update.mT
+            update = first * update + (second * gram + third * gram @ gram) @ update
+        update = update if wide else update.mT
+        # Scaled to the size of AdamW's steps, so that one learning rate suits both.
+        rate = self._rate * (0.2 * math.sqrt(max(self.model.shapes[index])))
+        stepped: Tensor = weights * (1 - self._rate * DECAY) - rate * update
+        return stepped
 
     def _recorded(self, work: Callable[[], None]) -> Callable[[], None]:
         """Return a function that does the same work, on CUDA as one graph."""

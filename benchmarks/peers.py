@@ -31,7 +31,7 @@ from torch import Tensor
 from benchmarks.timing import Job, available_memory
 from diffsketch.sketch import CountSketch, SketchKey
 from diffsketch.sketch.hashing import FAMILIES, HashSeed, SketchLayout, columns_and_signs
-from diffsketch.sketch.kernels.networks import median_network
+from diffsketch.sketch.kernels.estimators import estimator
 
 MAX_INDEX_BYTES = 4 * 10**9
 MAX_MEMORY_SHARE = 0.5  # of the memory that is free, for one peer
@@ -151,7 +151,7 @@ def _torch_query(problem: Problem, columns: Tensor, signs: Tensor, scratch: Tens
 
     def network() -> Tensor:
         values = list(torch.gather(table, 1, columns, out=scratch).mul_(signs))
-        for i, j in median_network(rows):
+        for i, j in estimator("median", rows).comparators:
             low, high = torch.minimum(values[i], values[j]), torch.maximum(values[i], values[j])
             values[i], values[j] = low, high
         return out.copy_(values[rows // 2])
@@ -244,7 +244,7 @@ def loop_jobs(
     vector, out = problem.vector.numpy(), problem.out.numpy()
     where, sign = columns.numpy().astype(np.int32), signs.numpy()
     cells, table = problem.table.numpy(), np.empty(problem.table.shape, np.float32)
-    network = np.array(median_network(len(cells)), np.int32).reshape(-1, 2)
+    network = np.array(estimator("median", len(cells)).comparators, np.int32).reshape(-1, 2)
 
     def numba_encode() -> Tensor:
         _numba_encode(vector, where, sign, table)

@@ -40,7 +40,7 @@ from benchmarks.simulation_peers import (
 )
 from benchmarks.timing import Job, environment, measure
 from diffsketch.methods.base import build_method
-from diffsketch.training.local import TrainerKind, trainer_for
+from diffsketch.training.local import ClosedForm, Functional, trainer_for
 from diffsketch.training.models import flatten
 from diffsketch.training.rounds import FedAvg
 from diffsketch.training.sampling import UniformSampler
@@ -55,7 +55,7 @@ METHODS: dict[str, dict[str, object]] = {
     "none": {},
     "diffsketch": {"rows": 7, "cols": 22, "per_round": 1.0},
 }
-TRAINERS: tuple[TrainerKind, ...] = ("closed", "batched")
+TRAINERS: dict[str, Any] = {"closed": ClosedForm, "batched": Functional}
 GOALS = {"closed": {"pfl": 15, "Flower": 300}, "batched": {"pfl": 5, "Flower": 300}}
 _MANY_ROUNDS = 10**9
 CONSECUTIVE_SECONDS = (
@@ -63,13 +63,13 @@ CONSECUTIVE_SECONDS = (
 )
 
 
-def simulation(task: Task, cohort: int, *, kind: TrainerKind, method: str) -> Simulation:
+def simulation(task: Task, cohort: int, *, kind: str, method: str) -> Simulation:
     model = task.model(0)
     dim = len(flatten(model))
     return Simulation(
         task,
         method=build_method(method, dim=dim, cohort=cohort, settings=METHODS[method]),
-        trainer=trainer_for(model, kind=kind),
+        trainer=TRAINERS[kind](model),
         algorithm=FedAvg(LEARNING_RATE, 10, local_epochs=1),
         rounds=_MANY_ROUNDS,
         sampler=UniformSampler(len(task.devices), cohort, 0),
@@ -223,7 +223,7 @@ def run_memory(cohort: int) -> list[dict[str, Any]]:
     return found
 
 
-def print_memory_of(cohort: int, kind: TrainerKind, method: str) -> None:
+def print_memory_of(cohort: int, kind: str, method: str) -> None:
     """In a process of its own: two rounds, then the most memory it had."""
     task = load_task("mnist-devices", workers=cohort, samples=60_000 // cohort)
     run = simulation(task, cohort, kind=kind, method=method)

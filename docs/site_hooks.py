@@ -20,7 +20,7 @@ from mkdocs.structure.files import File, Files
 
 PACKAGES = (
     "sketch", "privacy", "methods", "secure_sum", "wire", "training", "planning", "auditing",
-    "ddp", "flower",
+    "silos", "ddp", "flower",
 )  # fmt: skip
 TRAINING = (
     "tasks.Task", "tasks.load_task", "rounds.FedAvg", "rounds.DistributedSGD",

@@ -57,7 +57,7 @@ def train() -> None:
     same = len(set(accelerator.gather(loss).tolist())) == 1
     dense = 4 * sum(one.numel() for one in model.parameters())
     accelerator.print(f"loss {loss.item():.4f} after {local.steps} steps, the same in all: {same}")
-    accelerator.print(f"{local.bytes_per_step:,.0f} bytes a step, not {dense:,}")
+    accelerator.print(f"{local.bytes_per_step.sent:,.0f} bytes a step, not {dense:,}")
 
 
 def work(rank: int, port: int) -> None:

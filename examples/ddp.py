@@ -3,7 +3,7 @@
     python examples/ddp.py
 
 starts two processes on this machine. In a script of your own, which `torchrun` starts, only the two
-lines in `train` are new. `docs/engines.md` has the settings for privacy that is proven.
+lines in `train` are new. `docs/guides/ddp.md` has the settings for a proof.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def train(steps: int) -> float:
     if dist.get_rank() == 0:
         dense = 4 * sum(parameter.numel() for parameter in model.parameters())
         print(f"accuracy {accuracy:.1%} after {steps} steps")
-        print(f"{state.mean.payload_bytes:,} bytes a step into the all-reduce, not {dense:,}")
+        print(f"{state.bytes_per_step.sent:,.0f} bytes a step each way, not {dense:,}")
         print(state.claim)
     return accuracy
 

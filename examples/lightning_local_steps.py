@@ -159,7 +159,7 @@ def main(*, hook: bool) -> None:
     dist.all_gather(losses, loss)
     if trainer.is_global_zero:
         steps, dense = trainer.global_step, 4 * sum(one.numel() for one in model.parameters())
-        sent = callback.state.mean.payload_bytes if hook else callback.local.bytes_per_step
+        sent = (callback.state if hook else callback.local).bytes_per_step.sent
         same = len({one.item() for one in losses}) == 1
         print(f"loss {loss.item():.4f} after {steps} steps, the same in all processes: {same}")
         print(f"{sent:,.0f} bytes a step, not {dense:,}")

@@ -64,7 +64,7 @@ def train(steps: int) -> float:
     if dist.get_rank() == 0:
         dense = 4 * sum(parameter.numel() for parameter in model.parameters())
         print(f"accuracy {accuracy:.1%} after {steps} steps")
-        print(f"{local.bytes_per_step:,.0f} bytes a step into the all-reduce, not {dense:,}")
+        print(f"{local.bytes_per_step.sent:,.0f} bytes a step each way, not {dense:,}")
         print(local.claim)
     return accuracy
 

@@ -134,7 +134,7 @@ def train(folder: str) -> None:
         dense = 4 * sum(one.numel() for one in model.parameters())
         same = len({one.item() for one in losses}) == 1
         print(f"loss {loss.item():.4f} after {STEPS} steps, the same in all processes: {same}")
-        print(f"{callback.local.bytes_per_step:,.0f} bytes a step, not {dense:,}")
+        print(f"{callback.local.bytes_per_step.sent:,.0f} bytes a step, not {dense:,}")
 
 
 def work(rank: int, port: int, folder: str) -> None:
