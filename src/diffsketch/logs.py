@@ -1,0 +1,91 @@
+"""One report for each round, the same from every engine, and where it goes.
+
+`Simulation.run`, the hook of torch.distributed, `LocalSteps` and Flower's strategy take
+`on_round=...`, a function that is called with a `RoundSummary` after each round.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from diffsketch.privacy.claim import Epsilon
+
+
+@dataclass(frozen=True)
+class RoundSummary:
+    """Report of a round. What an engine does not know is None.
+
+    Attributes:
+        round: Rounds so far, this one included.
+        loss: Loss after the round, if it was measured; may be NaN.
+        accuracy: Accuracy after the round, from 0 to 1, if it was measured.
+        bytes_up: Bytes from all participants since the start, headers included.
+        bytes_down: Bytes to all participants since the start, headers included.
+        epsilon: Cost of all rounds so far for the one who paid most, with its words.
+        refused: Participants whose message did not count in this round, and why.
+        seconds: Duration of this round, without evaluation.
+    """
+
+    round: int
+    loss: float | None = None
+    accuracy: float | None = None
+    bytes_up: int = 0
+    bytes_down: int = 0
+    epsilon: Epsilon | None = None
+    refused: Mapping[str, str] = field(default_factory=dict)
+    seconds: float | None = None
+
+    def row(self) -> dict[str, Any]:
+        """Return numbers and texts only, the same keys in every round: a row of a data frame.
+
+        >>> RoundSummary(1, bytes_up=640).row()["bytes_up"]
+        640
+        """
+        epsilon = self.epsilon
+        return {
+            "round": self.round,
+            "loss": self.loss,
+            "accuracy": self.accuracy,
+            "bytes_up": self.bytes_up,
+            "bytes_down": self.bytes_down,
+            "epsilon": None if epsilon is None else float(epsilon),
+            "delta": None if epsilon is None else epsilon.delta,
+            "guarantee": "" if epsilon is None else epsilon.text("short"),
+            "refused": len(self.refused),
+            "seconds": self.seconds,
+        }
+
+    def __str__(self) -> str:
+        """Format in a line, without what is unknown.
+
+        >>> str(RoundSummary(3, accuracy=0.5, bytes_up=640, bytes_down=664))
+        'round 3 | accuracy 50.0% | up 640 B, down 664 B'
+        """
+        parts = [f"round {self.round:,}"]
+        if self.loss is not None:
+            parts.append(f"loss {self.loss:.4g}")
+        if self.accuracy is not None:
+            parts.append(f"accuracy {self.accuracy:.1%}")
+        parts.append(f"up {self.bytes_up:,} B, down {self.bytes_down:,} B")
+        if self.epsilon is not None:
+            parts.append(self.epsilon.text("short"))
+        return " | ".join(parts)
+
+
+OnRound: TypeAlias = Callable[[RoundSummary], object]
+"""A function that an engine calls after each round; its result is not used."""
+
+
+def announce(summary: RoundSummary, on_round: OnRound | None, logger: logging.Logger) -> None:
+    """Log a round and each refusal in it, then call `on_round`.
+
+    An error in `on_round` ends the training; the round has happened, and is paid for.
+    """
+    logger.info("%s", summary)
+    for name, reason in summary.refused.items():
+        logger.warning("round %d: %s does not count: %s", summary.round, name, reason)
+    if on_round is not None:
+        on_round(summary)
