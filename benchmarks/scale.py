@@ -2,7 +2,7 @@
 
     python -m benchmarks.scale --json benchmarks/results/scale.json
     python -m benchmarks.scale --quick
-    python -m benchmarks.scale --model > tables.md    # measures nothing: docs/scale.md has these
+    python -m benchmarks.scale --model > benchmarks/results/scale.md    # measures nothing
 
 Each case is a process of its own: real messages, each with its own sender, are made and taken in by
 an `Inbox`, some at a time, and the total is compared with the sum that it has to be. Times are
@@ -221,7 +221,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--counts", type=int, nargs="+", default=list(COUNTS))
     parser.add_argument("--limit", type=float, default=120.0, help="seconds for a case")
     parser.add_argument("--quick", action="store_true", help="at most 1,000 messages")
-    parser.add_argument("--model", action="store_true", help="print the tables of docs/scale.md")
+    parser.add_argument("--model", action="store_true", help="print the tables of results/scale.md")
     parser.add_argument("--json", type=Path, help="where to write all results")
     parser.add_argument("--server-of", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)

@@ -1,4 +1,4 @@
-"""What a round would cost beyond what was measured: formulas, and the tables of `docs/scale.md`.
+"""What a round would cost beyond what was measured: formulas, and all tables.
 
 Nothing is measured here. Times and bytes come from `benchmarks/results` (`scale.json`,
 `secure-sum.json`, `sketch-*.json`), devices and what a machine is come from `Machine`:
@@ -110,11 +110,11 @@ def plan(devices: int, cost: Cost, machine: Machine) -> Plan:
 
 def print_model(results: Path, machine: Machine | None = None) -> None:
     """Print all tables."""
-    print("\n\n".join(tables(results, machine or Machine())))
+    print("\n\n".join(["# Scale: all tables", *tables(results, machine or Machine())]))
 
 
 def tables(results: Path, machine: Machine) -> list[str]:
-    """The tables of `docs/scale.md`, in its order."""
+    """The tables of `results/scale.md`, in its order."""
     scale = _read(results / "scale.json")
     sketches = [_read(path) for path in sorted(results.glob("sketch-*.json"))]
     secure = _read(results / "secure-sum.json")

@@ -15,6 +15,7 @@ from benchmarks.transformer import ROWS, TUNING_SEED
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE, FIGURE = DOCS / "results.md", DOCS / "images" / "transformer.svg"
+TABLES = DOCS.parent / "benchmarks" / "results" / "transformer" / "tables.md"
 BEGIN, END = "<!-- benchmarks.transformer: begin -->", "<!-- benchmarks.transformer: end -->"
 WIDTH, HEIGHT, MARGIN = 460, 380, 50
 
@@ -57,8 +58,19 @@ def summaries(
     return dict(sorted(rows.items(), key=lambda item: item[1].loss))
 
 
+def short_table(rows: Mapping[str, Summary], workers: int) -> list[str]:
+    """Lines of a table in Markdown, without what was tuned and without single seeds."""
+    lines = [f"| sent by {workers} workers | when | x up | x down | loss |", "|---|---|---|---|---|"]
+    for row in rows.values():
+        kind = ROWS[row.name]
+        text = f"**{kind.text}**" if kind.ours else kind.text
+        when = "every step" if kind.every == 1 else f"every {kind.every}"
+        lines.append(f"| {text} | {when} | {row.up:,.0f} | {row.down:,.0f} | {row.loss:.3f} |")
+    return lines
+
+
 def table(rows: Mapping[str, Summary], workers: int) -> list[str]:
-    """Lines of a table in Markdown."""
+    """Lines of a table in Markdown, with all that was chosen and measured."""
     lines = [
         f"| sent by {workers} workers | when | x up | x down | rate | outer | loss | seeds |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
@@ -149,16 +161,19 @@ def figure(settings: Mapping[int, Mapping[str, Summary]]) -> str:
 
 
 def write_table(results: Sequence[Mapping[str, Any]], options: argparse.Namespace) -> None:
-    """Write the tables between their markers in `docs/results.md`, and the figure."""
+    """Write a page of all tables, the short one in `docs/results.md`, and the figure."""
     params = options.params[0]
     settings = {workers: summaries(results, params, workers) for workers in options.workers}
-    lines = [BEGIN]
-    for workers, rows in settings.items():
-        lines += ["", *table(rows, workers), "", f"With {workers} workers:", "", *goals(rows)]
-    page = PAGE.read_text()
-    before, _, rest = page.partition(BEGIN)
+    shown, tables = [BEGIN], []
+    for number, (workers, rows) in enumerate(settings.items()):
+        if number == 0:
+            shown += ["", *short_table(rows, workers)]
+        shown += ["", f"With {workers} workers:", "", *goals(rows)]
+        tables += ["", *table(rows, workers)]
+    before, _, rest = PAGE.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
-    PAGE.write_text(before + "\n".join([*lines, "", END]) + after)
+    PAGE.write_text(before + "\n".join([*shown, "", END]) + after)
+    TABLES.write_text("\n".join(["# Loss over bytes: all rows", *tables, ""]))
     FIGURE.parent.mkdir(exist_ok=True)
     FIGURE.write_text(figure(settings))
-    print("\n".join(lines))
+    print("\n".join([*shown, *tables]))
