@@ -60,7 +60,10 @@ def summaries(
 
 def short_table(rows: Mapping[str, Summary], workers: int) -> list[str]:
     """Lines of a table in Markdown, without what was tuned and without single seeds."""
-    lines = [f"| sent by {workers} workers | when | x up | x down | loss |", "|---|---|---|---|---|"]
+    lines = [
+        f"| sent by {workers} workers | when | x up | x down | loss |",
+        "|---|---|---|---|---|",
+    ]
     for row in rows.values():
         kind = ROWS[row.name]
         text = f"**{kind.text}**" if kind.ours else kind.text
