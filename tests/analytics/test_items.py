@@ -10,7 +10,17 @@ import pytest
 import torch
 from scipy.sparse import coo_array, csr_matrix
 
-from diffsketch.analytics.items import Items, bounds_of, column, columns_of, numbers, person_means
+from diffsketch.analytics.items import (
+    STEPS,
+    Items,
+    bounds_of,
+    column,
+    columns_of,
+    numbers,
+    person_steps,
+    steps_of,
+)
+from diffsketch.analytics.quantiles import FINEST, finest_bins
 from diffsketch.errors import ArgumentError, MismatchError
 from tests.helpers.refusals import refused
 
@@ -111,7 +121,19 @@ def test_bounds() -> None:
     refused(ArgumentError, "pair for each of 3", bounds_of, [(0, 1), (0, 1)], ["a", "b", "c"])
 
 
-def test_a_person_counts_once() -> None:
-    values = np.array([[1.0], [3.0], [10.0]])
-    assert person_means(values, np.array([0, 0, 1]), 2).tolist() == [[2.0], [10.0]]
+def test_a_person_counts_once_whatever_the_order_of_its_rows() -> None:
+    """In any order to the last bit: sums of rounded numbers in floating point would differ."""
+    rng = np.random.default_rng(7)
+    values, person = rng.uniform(-9, 9, 4000), rng.integers(50, size=4000)
+    steps = steps_of(values, (-2, 5))
+    order = rng.permutation(4000)
+    means = person_steps(steps, person, 50)
+    np.testing.assert_array_equal(means, person_steps(steps[order], person[order], 50))
+    clipped = [values[person == i].clip(-2, 5).mean() for i in range(50)]
+    np.testing.assert_allclose(1.5 + 3.5 * means / STEPS, clipped, atol=1e-8)
+    assert person_steps(steps, None, 4000) is steps
+    assert steps_of(np.array([-9.0, 1.5, 9.0]), (-2, 5)).tolist() == [-STEPS, 0, STEPS]
+    assert finest_bins(np.array([-STEPS, -1, 0, STEPS])).tolist() == [
+        0, FINEST // 2 - 1, FINEST // 2, FINEST - 1,
+    ]  # fmt: skip
     assert column(["a", "b"], "x").dtype.kind == "U"

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import secrets
 import warnings
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from diffsketch.analytics.items import Bounds, Floats, Items, check_bounds
+from diffsketch.analytics.items import Bounds, Items, check_bounds
 from diffsketch.analytics.release import (
     NORMAL_95,
     Answer,
@@ -100,7 +99,7 @@ def private_counts(
                 "asked must be given under distributed and local trust, as nobody may see which "
                 "keys there are (private_top_k finds them), got None"
             )
-        return _named_counts(items.bounded(keys_per_person, pair), keys_per_person, pair, promise)
+        return named_counts(items, keys_per_person, pair, promise, question_of(pair))
     items = items.asked(asked)
     cells = None
     if message_bytes is not None:
@@ -112,34 +111,20 @@ def private_counts(
         return _sketched_counts(
             items.bounded(keys_per_person), keys_per_person, cells, message_bytes or 0, promise
         )
-    sums = count_sums(items, items.names, keys_per_person, pair, promise)
-    how, noise, size = sums.how, sums.noise, 0
-    if promise.trust != Trust.CENTRAL:
-        size = -(-len(items.names) * _message_bits(items.people) // 8)
-        how += f"; a message has {size:,} bytes"
-    margin = sums.high - sums.estimates
-    return answer(_question(pair), sums.names, sums.estimates, margin, noise, how,
-                  message_bytes=size)  # fmt: skip
+    noise = asked_noise(len(items.names), keys_per_person, pair, items.people, promise)
+    held = items.bounded(keys_per_person, pair)
+    total = count_total(held, len(items.names), noise.mechanism.step)
+    return asked_answer(question_of(pair), items.names, total, noise)
 
 
-def _question(pair: Bounds | None) -> str:
+def question_of(pair: Bounds | None) -> str:
+    """Name what is counted or summed."""
     return "people with each key" if pair is None else "sums of each key"
 
 
 def _message_bits(people: int) -> int:
     """Bits of a cell that holds any count of these people, and its noise, without wrapping."""
     return max(16, math.ceil(math.log2(4 * people + 4)))
-
-
-@dataclass(frozen=True, eq=False)
-class Sums:
-    """Noisy sums by key, before they are an answer."""
-
-    names: npt.NDArray[Any]
-    estimates: Floats
-    high: Floats
-    noise: TableNoise
-    how: str
 
 
 def count_tables(
@@ -186,28 +171,47 @@ def count_total(items: Items, cells: int, step: float) -> npt.NDArray[np.int64]:
     return total
 
 
-def count_sums(
-    items: Items,
-    names: npt.NDArray[Any],
-    keys_per_person: int,
-    pair: Bounds | None,
-    terms: Terms,
-) -> Sums:
-    """Sums with noise for keys that are known without the data."""
-    bounded = items.bounded(keys_per_person, pair)
-    if len(names) > _MOST_CELLS:
-        raise ArgumentError(f"asked must be at most {_MOST_CELLS:,} keys, got {len(names):,}")
-    tables = count_tables(len(names), keys_per_person, pair, terms)
-    noise = TableNoise.of(terms, tables, people=items.people)
+def asked_noise(
+    cells: int, keys_per_person: int, pair: Bounds | None, people: int, terms: Terms
+) -> TableNoise:
+    """Calibrate the noise of keys that are known without the data, and warn where it drowns them.
+
+    Args:
+        cells: Number of keys.
+        keys_per_person: The most keys of a person.
+        pair: Bounds of a person's value for a key; None for counts.
+        people: Number of people.
+        terms: Promise to each person.
+    """
+    if cells > _MOST_CELLS:
+        raise ArgumentError(f"asked must be at most {_MOST_CELLS:,} keys, got {cells:,}")
+    tables = count_tables(cells, keys_per_person, pair, terms)
+    noise = TableNoise.of(terms, tables, people=people)
     largest = 1.0 if pair is None else max(map(abs, pair))
-    check_worth(noise.std, items.people, keys_per_person, len(names), largest, stacklevel=4)
-    total = count_total(bounded, len(names), tables.granularity)
-    estimates = noise.release(total)
-    return Sums(
-        names, estimates, estimates + NORMAL_95 * noise.std, noise,
+    check_worth(noise.std, people, keys_per_person, cells, largest, stacklevel=4)
+    return noise
+
+
+def asked_answer(
+    question: str,
+    names: npt.NDArray[Any],
+    total: npt.NDArray[np.int64],
+    noise: TableNoise,
+    *,
+    scale: float = 1.0,
+) -> Answer:
+    """Release sums of keys that are known without the data, times `scale`."""
+    how, size = (
         f"plain sums with Skellam noise of standard deviation {noise.std:.3g}; a sketch of fewer "
-        "cells would have the same noise and collisions beside",
-    )  # fmt: skip
+        "cells would have the same noise and collisions beside"
+    ), 0  # fmt: skip
+    if noise.terms.trust != Trust.CENTRAL:
+        size = -(-len(names) * _message_bits(noise.people) // 8)
+        how += f"; a message has {size:,} bytes"
+    margin = NORMAL_95 * noise.std * scale
+    return answer(
+        question, names, noise.release(total) * scale, margin, noise, how, message_bytes=size
+    )
 
 
 def check_worth(
@@ -249,12 +253,21 @@ def named_noise(
     return noise, largest + math.ceil(high) * noise.mechanism.step
 
 
-def _named_counts(items: Items, most: int, pair: Bounds | None, terms: Terms) -> Answer:
+def named_counts(
+    items: Items,
+    most: int,
+    pair: Bounds | None,
+    terms: Terms,
+    question: str,
+    k: int | None = None,
+) -> Answer:
+    """Count the keys of the data, with a threshold: `private_counts` has the proof."""
+    items = items.bounded(most, pair)
     noise, threshold = named_noise(most, pair, items.people, terms)
     held, places = np.unique(items.key, return_inverse=True)
     mine = Items(items.person, places.ravel(), items.value, items.people, items.names[held])
     total = count_total(mine, len(held), noise.mechanism.step)
-    return named_answer(mine.names, total, noise, threshold, _question(pair))
+    return named_answer(mine.names, total, noise, threshold, question, k)
 
 
 def named_answer(
@@ -263,11 +276,21 @@ def named_answer(
     noise: TableNoise,
     threshold: float,
     question: str,
+    k: int | None = None,
 ) -> Answer:
-    """Release sums of keys that come from the data: those above the threshold, largest first."""
+    """Release sums of keys that come from the data: those above the threshold, largest first.
+
+    Args:
+        names: The keys.
+        total: The sum of each, in steps.
+        noise: The noise that `named_noise` made.
+        threshold: Its threshold.
+        question: What was asked.
+        k: The most names; None for all above the threshold.
+    """
     estimates = noise.release(total)
     shown = np.flatnonzero(estimates > threshold)
-    order = shown[np.lexsort((names[shown], -estimates[shown]))]
+    order = shown[np.lexsort((names[shown], -estimates[shown]))][:k]
     how = (
         f"plain sums with Skellam noise of standard deviation {noise.std:.3g}; keys are named from "
         f"{threshold:,.0f} on, so that a key of one person is named with probability "
@@ -335,6 +358,6 @@ def _sketched_counts(
     )
     middle = np.median(estimates, axis=0)
     return Answer(
-        _question(None), plain_names(names), middle, estimates.min(axis=0), estimates.max(axis=0),
+        question_of(None), plain_names(names), middle, estimates.min(axis=0), estimates.max(axis=0),
         noise.epsilon, noise.claim, people, how, message_bytes=message_bytes,
     )  # fmt: skip

@@ -23,6 +23,7 @@ from diffsketch.sketch.hashing import mix64
 Codes: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
 Bounds: TypeAlias = tuple[float, float]
+STEPS = 1 << 30  # of half a range: rounding is below 1e-9 of it, and sums of 2**32 people fit
 
 
 def column(values: Any, name: str) -> npt.NDArray[Any]:
@@ -236,10 +237,22 @@ def bounds_of(bounds: Any, names: Sequence[str]) -> list[Bounds]:
     return [check_bounds(p, f"bounds of {name}") for p, name in zip(pairs, names, strict=True)]
 
 
-def person_means(values: Floats, person: Codes | None, people: int) -> Floats:
-    """Mean of each person's rows `(rows, columns)`: one row a person, whatever it had."""
+def steps_of(values: Floats, pair: Bounds) -> Codes:
+    """Clip values to their bounds, in whole steps: `-STEPS` at the lower, `STEPS` at the upper."""
+    low, high = pair
+    scaled = (np.clip(values, low, high) - (low + high) / 2) / ((high - low) / 2)
+    # Clipped again: the quotient may exceed 1 by a rounding.
+    return np.rint(np.clip(scaled, -1, 1) * STEPS).astype(np.int64)
+
+
+def person_steps(steps: Codes, person: Codes | None, people: int) -> Codes:
+    """Mean of each person's rows, in whole steps.
+
+    Sums of whole numbers are the same in any order, so an engine that adds rows up as they come
+    gets the same, and nothing of it depends on the rows of others.
+    """
     if person is None:
-        return values
-    counts = np.bincount(person, minlength=people)
-    sums = [np.bincount(person, values[:, j], minlength=people) for j in range(values.shape[1])]
-    return np.stack(sums, axis=1) / counts[:, None]
+        return steps
+    sums = np.zeros(people, np.int64)
+    np.add.at(sums, person, steps)
+    return np.rint(sums / np.bincount(person, minlength=people)).astype(np.int64)

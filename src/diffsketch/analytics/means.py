@@ -9,7 +9,9 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
+from diffsketch.analytics.counts import asked_answer, asked_noise, count_total
 from diffsketch.analytics.items import (
+    STEPS,
     Bounds,
     Codes,
     Floats,
@@ -20,7 +22,8 @@ from diffsketch.analytics.items import (
     column,
     columns_of,
     numbers,
-    person_means,
+    person_steps,
+    steps_of,
 )
 from diffsketch.analytics.release import NORMAL_95, Answer, TableNoise, Terms, answer
 from diffsketch.errors import ArgumentError, MismatchError
@@ -30,8 +33,6 @@ from diffsketch.methods.forecast import Plannable, Vectors
 from diffsketch.methods.gate import PrivateMean, sparse_rows
 from diffsketch.planning import PlanWarning
 from diffsketch.privacy.clipping import WholeTables
-
-_LEVELS = 1 << 30  # of half a range: rounding is below 1e-9 of it, and sums of 2**32 people fit
 
 
 @overload
@@ -131,11 +132,11 @@ def private_mean(
             raise MismatchError(f"person must have {people} rows, as the columns, got {len(who)}")
         people = len(names)
     noise = mean_noise(pairs, people, terms)
-    total = np.zeros(len(pairs), np.int64)
-    for place, (held, pair) in enumerate(zip(values, pairs, strict=True)):
-        mine = person_means(np.clip(held, *pair)[:, None], who, people)
-        total[place] = mean_table(mine, [pair])[0]
-    return mean_answer(total, list(columns), pairs, noise)
+    total = [
+        person_steps(steps_of(held, pair), who, people).sum()
+        for held, pair in zip(values, pairs, strict=True)
+    ]
+    return mean_answer(np.array(total), list(columns), pairs, noise)
 
 
 def _warn_if_drowned(method: Method, count: int) -> None:
@@ -186,12 +187,12 @@ def check_lengths(columns: dict[str, Floats]) -> None:
 def mean_noise(pairs: list[Bounds], people: int, terms: Terms) -> TableNoise:
     """Calibrate the noise of means, and warn where it drowns whatever the data is.
 
-    A person's table has a number in `[-levels, levels]` for each column: the value from the middle
-    of its bounds to either end. So its norm is at most `levels * sqrt(columns)`, and another
+    A person's table has a number in `[-STEPS, STEPS]` for each column: the value from the middle
+    of its bounds to either end. So its norm is at most `STEPS * sqrt(columns)`, and another
     person's is at most twice that away.
     """
-    norm = _LEVELS * math.sqrt(len(pairs))
-    tables = WholeTables(len(pairs), norm, 2 * norm, granularity=1 / _LEVELS)
+    norm = STEPS * math.sqrt(len(pairs))
+    tables = WholeTables(len(pairs), norm, 2 * norm, granularity=1 / STEPS)
     noise = TableNoise.of(terms, tables, people=people)
     if noise.std > people:
         warnings.warn(
@@ -205,20 +206,10 @@ def mean_noise(pairs: list[Bounds], people: int, terms: Terms) -> TableNoise:
     return noise
 
 
-def mean_table(values: Floats, pairs: list[Bounds]) -> npt.NDArray[np.int64]:
-    """Sum of the tables of people `(people, columns)`: what an engine adds up."""
-    low, high = np.array(pairs).T
-    scaled = (np.clip(values, low, high) - (low + high) / 2) / ((high - low) / 2)
-    # Clipped again: the quotient may exceed 1 by a rounding.
-    whole = np.rint(np.clip(scaled, -1, 1) * _LEVELS).astype(np.int64)
-    total: npt.NDArray[np.int64] = whole.sum(axis=0)
-    return total
-
-
 def mean_answer(
     total: npt.NDArray[np.int64], names: list[str], pairs: list[Bounds], noise: TableNoise
 ) -> Answer:
-    """Release the sum of the tables, and say what the means are."""
+    """Release the sum of all people's steps, a number a column, and say what the means are."""
     low, high = np.array(pairs).T
     half, people = (high - low) / 2, noise.people
     sums = noise.release(total)
@@ -232,11 +223,7 @@ def mean_answer(
 
 
 def _sparse_mean(items: Items, pair: Bounds, keys_per_person: int, terms: Terms) -> Answer:
-    from diffsketch.analytics.counts import count_sums
-
-    sums = count_sums(items, items.names, keys_per_person, pair, terms)
-    people = items.people
-    return answer(
-        "means of keys", sums.names, sums.estimates / people,
-        (sums.high - sums.estimates) / people, sums.noise, sums.how,
-    )  # fmt: skip
+    cells = len(items.names)
+    noise = asked_noise(cells, keys_per_person, pair, items.people, terms)
+    total = count_total(items.bounded(keys_per_person, pair), cells, noise.mechanism.step)
+    return asked_answer("means of keys", items.names, total, noise, scale=1 / items.people)

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from diffsketch.analytics.items import (
+    STEPS,
     Bounds,
     Codes,
     Floats,
@@ -19,7 +20,8 @@ from diffsketch.analytics.items import (
     codes,
     column,
     numbers,
-    person_means,
+    person_steps,
+    steps_of,
 )
 from diffsketch.analytics.release import CONFIDENCE, Answer, TableNoise, Terms, steps_for
 from diffsketch.errors import ArgumentError, MismatchError
@@ -28,6 +30,7 @@ from diffsketch.privacy.clipping import WholeTables
 
 _FAN = 16  # children of a node: 3 levels of 16 have a quarter of the error of 12 levels of 2
 _DEPTHS = (2, 3, 4, 5)
+FINEST = _FAN ** _DEPTHS[-1]
 _PEOPLE_PER_BIN = 30  # bins this fine hide nothing beside the noise of a usual epsilon
 _REPLAYS = 400
 
@@ -86,8 +89,14 @@ def private_quantiles(
             raise MismatchError(f"person must have {people} rows, as values, got {len(who)}")
         people = len(names)
     tree = Tree.of(pair, people, promise)
-    total = tree.table(person_means(np.clip(held, *pair)[:, None], who, people)[:, 0])
-    return tree.answer(total, asked)
+    bins = finest_bins(person_steps(steps_of(held, pair), who, people))
+    return tree.answer(tree.table(np.bincount(bins, minlength=FINEST)), asked)
+
+
+def finest_bins(steps: Codes) -> Codes:
+    """Bin of each value, of the deepest tree: those of other trees are unions of these."""
+    bins: Codes = np.minimum((steps + STEPS) // (2 * STEPS // FINEST), FINEST - 1)
+    return bins
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,12 +133,8 @@ class Tree:
         """Number of leaves."""
         return int(_FAN**self.depth)
 
-    def table(self, values: Floats) -> npt.NDArray[np.int64]:
-        """Sum of the tables of people with these values: what an engine adds up."""
-        low, high = self.pair
-        place = (np.clip(values, low, high) - low) / (high - low) * self.bins
-        leaf = np.minimum(place.astype(np.int64), self.bins - 1)
-        counts = np.bincount(leaf, minlength=self.bins)
+    def table(self, counts: Codes) -> Codes:
+        """Sum of the tables of people, of whom so many are in each of the finest bins."""
         levels = [counts.reshape(_FAN**level, -1).sum(axis=1) for level in range(1, self.depth + 1)]
         whole = round(1 / self.noise.mechanism.step)
         return np.concatenate(levels).astype(np.int64) * whole

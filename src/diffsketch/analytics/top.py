@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from diffsketch.analytics.counts import private_counts
+from diffsketch.analytics.counts import named_counts
 from diffsketch.analytics.items import Floats, Items
 from diffsketch.analytics.release import NORMAL_95, Answer, TableNoise, Terms
 from diffsketch.errors import ArgumentError, check_whole
@@ -92,11 +92,7 @@ def private_top_k(
     check_whole("k", k, least=1)
     items, promise = Items.of(people, keys), Terms(epsilon, **terms)
     if promise.trust == Trust.CENTRAL:
-        found = private_counts(items, epsilon=epsilon, keys_per_person=keys_per_person, **terms)
-        return Answer(
-            f"top {k}", found.names[:k], found.estimates[:k], found.low[:k], found.high[:k],
-            found.epsilon, found.claim, found.people, found.how,
-        )  # fmt: skip
+        return named_counts(items, keys_per_person, None, promise, f"top {k}", k)
     if keys_per_person != 1:
         raise ArgumentError("keys_per_person must be 1 where people send one message of one key")
     held = items.bounded(1)
