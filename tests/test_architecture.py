@@ -56,7 +56,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "cli",
         "__version__",
     },
-    "__init__": CORE | {"analytics", "planning", "auditing", "training"},
+    "__init__": CORE | {"analytics", "planning", "auditing", "training", "app"},
     "__main__": {"cli"},
 }
 

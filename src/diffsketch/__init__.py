@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         private_quantiles,
         private_top_k,
     )
+    from diffsketch.app.session import train
     from diffsketch.auditing import audit
     from diffsketch.methods import Method, build_method
     from diffsketch.planning import PlanRequest, plan
@@ -53,6 +54,7 @@ __all__ = [
     "PaperClaim", "PlanRequest", "ProvenClaim", "Relation", "SecureNoise", "SimulatedClaim",
     "Simulation", "SketchKey", "Task", "Trust", "Unit", "audit", "build_method", "methods",
     "plan", "private_counts", "private_mean", "private_quantiles", "private_top_k",
+    "train",
 ]  # fmt: skip
 
 # The same names once more, for `__getattr__`: type checkers read the imports above instead.
@@ -67,6 +69,7 @@ _ROOMS = {
     "training.rounds": "DistributedSGD FedAvg",
     "training.simulation": "Simulation",
     "training.tasks": "Task",
+    "app.session": "train",
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names.split()}
 

@@ -56,6 +56,7 @@ _ARGUMENT = re.compile(r"^\w+(?: \* \w+)*(?= (?:must|needs) )|(?<= )\w+(?==)")
 _EXTRAS = {
     **dict.fromkeys(("jinja2", "markupsafe", "matplotlib", "plotly"), "pages"),
     "cryptography": "secure",
+    **dict.fromkeys(("tensorboard", "mlflow"), "logs"),
 }
 _NO_MEMORY = re.compile("can't allocate memory|out of memory")  # as PyTorch says it
 _WIDE = 20  # letters of a list of choices that leave no room for the text beside it
@@ -263,6 +264,10 @@ def run(
         "Continue the run in this directory, with the settings that it has; with --rounds, until "
         "that many are done."
     ),
+    log: Literal["tensorboard", "mlflow"] | None = option(
+        "Log every round to it as well: TensorBoard's files go to the run's directory, MLflow's "
+        "runs where MLFLOW_TRACKING_URI says."
+    ),
     *,
     settings: dict[str, Any],
 ) -> int:
@@ -294,8 +299,8 @@ def run(
     from diffsketch.app import session
 
     if resume is not None:
-        return session.resume(resume, console, command=words, rounds=chosen.rounds)
-    return session.start(chosen, output, console, command=words)
+        return session.resume(resume, console, command=words, rounds=chosen.rounds, log=log)
+    return session.start(chosen, output, console, command=words, log=log)
 
 
 @command(

@@ -6,9 +6,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from diffsketch.privacy.claim import Epsilon
@@ -89,3 +92,69 @@ def announce(summary: RoundSummary, on_round: OnRound | None, logger: logging.Lo
         logger.warning("round %d: %s does not count: %s", summary.round, name, reason)
     if on_round is not None:
         on_round(summary)
+
+
+def stalled(losses: Sequence[float | None], patience: int | None) -> bool:
+    """Tell whether the last `patience` losses have none that is smaller than all before them.
+
+    >>> stalled([3.0, 2.0, 2.5], 2), stalled([3.0, 2.0, 2.5, 2.0], 2)
+    (False, True)
+    """
+    if patience is None or len(losses) <= patience:
+        return False
+    # A loss that is NaN, or was too large for a file, is no improvement.
+    known = [float("inf") if loss is None or loss != loss else loss for loss in losses]
+    return min(known[-patience:]) >= min(known[:-patience])
+
+
+def json_lines(path: Path) -> OnRound:
+    """Make a logger that appends each round to a file, as a line of JSON."""
+
+    def log(summary: RoundSummary) -> None:
+        with path.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(summary.row()) + "\n")
+
+    return log
+
+
+def tensorboard(directory: Path) -> OnRound:
+    """Make a logger that writes curves for TensorBoard; needs the extra `tensorboard`."""
+    writer = import_module("torch.utils.tensorboard").SummaryWriter(str(directory))
+
+    def log(summary: RoundSummary) -> None:
+        for name, value in _numbers(summary).items():
+            writer.add_scalar(name, value, summary.round)
+        writer.flush()
+
+    return log
+
+
+def mlflow(directory: Path) -> OnRound:
+    """Make a logger to a run of MLflow named after a directory; needs the extra `mlflow`.
+
+    Where runs are kept is MLflow's to know (`MLFLOW_TRACKING_URI`).
+    """
+    client = import_module("mlflow")
+    # One run for all rounds; a run that the caller has begun is used as it is.
+    if client.active_run() is None:
+        client.start_run(run_name=directory.name)
+
+    def log(summary: RoundSummary) -> None:
+        client.log_metrics(_numbers(summary), step=summary.round)
+        if summary.epsilon is not None:
+            client.set_tag("guarantee", summary.epsilon.text("short"))
+
+    return log
+
+
+def _numbers(summary: RoundSummary) -> dict[str, float]:
+    row = summary.row()
+    return {
+        name: float(value)
+        for name, value in row.items()
+        if isinstance(value, int | float) and name != "round"
+    }
+
+
+LOGGERS: Mapping[str, Callable[[Path], OnRound]] = {"tensorboard": tensorboard, "mlflow": mlflow}
+"""Loggers of `diffsketch run --log`, whose directory has `metrics.jsonl` in any case."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from diffsketch.app.settings import METHOD_SETTINGS, RunConfig, describe, with_task_defaults
+from diffsketch.app.settings import METHOD_SETTINGS, OwnRun, RunConfig, describe, with_task_defaults
 from diffsketch.errors import ArgumentError, check
 from diffsketch.methods.base import METHODS, Method, build_method, parse_settings, settings_of
 from diffsketch.methods.plain import TableMethod
@@ -50,6 +51,7 @@ _LEAST_NOISE = 1e-2  # less noise than that protects nothing
 _TOLERANCE = 1e-3  # of the noise, relatively: each look may take a Fourier transform
 _SMALL_NORM = 1e-3  # of a vector that nobody would clip
 _THREADS_PER_CORE = 4
+_SERVER_FIELDS = dataclasses.fields(ServerOptimizer)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +70,11 @@ def build(config: RunConfig) -> Built:
     that is not used is an error; the noise found for a budget is enough for all rounds, and 1% less
     is not; what is refused here would be refused by the first round.
     """
+    if isinstance(config, OwnRun):
+        raise ArgumentError(
+            "a run of a task or method made in Python is continued there, by the same call of "
+            f"train, got task={config.task!r} and method={config.method!r}"
+        )
     usable = config.device == "cpu" or torch.cuda.is_available()
     check(usable, "device", "be cpu where PyTorch finds no CUDA device", config.device)
     cores = os.cpu_count() or 1
@@ -118,6 +125,37 @@ def build(config: RunConfig) -> Built:
     return Built(config, simulation, model)
 
 
+def settings_of_simulation(simulation: Simulation, **output: Any) -> OwnRun:
+    """Describe a simulation that was made in Python by the settings of a run, as far as they go."""
+    method, algorithm, sampler = simulation.method, simulation.algorithm, simulation.sampler
+    budget = simulation.participation.budget
+    given: dict[str, Any] = {"algorithm": algorithm.name}
+    if isinstance(algorithm, FedAvg):
+        cohort = max(1, round(sampler.expected))
+        given |= {"local_epochs": algorithm.local_epochs, "cohort": cohort}
+    else:
+        given |= {"correction": algorithm.correction}
+    if budget is not None:
+        given |= {"budget": budget.epsilon, "delta": budget.delta}
+    given |= {field.name: getattr(simulation.server, field.name) for field in _SERVER_FIELDS}
+    return OwnRun(
+        task=simulation.task.name, workers=len(simulation.task.devices), method=method.name,
+        rounds=simulation.rounds, seed=simulation.seed,
+        learning_rate=algorithm.learning_rate, batch_size=algorithm.batch_size,
+        hashes=simulation.hashes, **given,
+        **_resolved(method, settings_of_methods().get(method.name, frozenset())), **output,
+    )  # fmt: skip
+
+
+def _resolved(method: Method, names: Iterable[str]) -> dict[str, Any]:
+    """Return the method's own values of settings, enumerations as text."""
+    resolved = {}
+    for name in names:
+        value, kind = getattr(method, name), describe(RunConfig)[name].kind
+        resolved[name] = None if value is None else kind(value)
+    return resolved
+
+
 def settings_of_methods() -> dict[str, frozenset[str]]:
     """The settings that each method has."""
     return {name: frozenset(settings_of(name)) & METHOD_SETTINGS for name in METHODS}
@@ -165,8 +203,7 @@ def _sampler(config: RunConfig, task: Task) -> Sampler:
 
 
 def _server(config: RunConfig) -> ServerOptimizer:
-    names = [field.name for field in dataclasses.fields(ServerOptimizer)]
-    return ServerOptimizer(**{name: getattr(config, name) for name in names})
+    return ServerOptimizer(**{field.name: getattr(config, field.name) for field in _SERVER_FIELDS})
 
 
 def _method(
@@ -227,11 +264,7 @@ def _method(
         )
     # Built anew from the settings alone, as a run that goes on will build it.
     method = method_with(settings)
-    resolved: dict[str, Any] = {}
-    for name in fields:
-        value, kind = getattr(method, name), describe(RunConfig)[name].kind
-        resolved[name] = None if value is None else kind(value)  # enumerations as text
-    return config.replaced(**resolved), method
+    return config.replaced(**_resolved(method, fields)), method
 
 
 def _check_memory(simulation: Simulation) -> None:

@@ -25,17 +25,18 @@ import torch
 from torch import Tensor
 
 from diffsketch import __version__
-from diffsketch.app.settings import RunConfig, checked_table, to_toml
+from diffsketch.app.settings import RunConfig, saved_config, to_toml
 from diffsketch.errors import ArgumentError, DataError, DiffSketchError, MismatchError
 from diffsketch.files import leftovers, prepare_output, replace_file, replace_files, try_lock
 from diffsketch.privacy.claim import Epsilon
 
 START, CONFIG, COMMAND = "run.json", "config.toml", "command.txt"
 METRICS, CHECKPOINT, TIMES = "metrics.jsonl", "checkpoint.safetensors", "times.json"
-MODEL, SUMMARY = "model.safetensors", "summary.json"
+MODEL, BEST, SUMMARY = "model.safetensors", "best.safetensors", "summary.json"
 
 _RUN_FORMAT, _CHECKPOINT_FORMAT = "diffsketch run 3", "diffsketch checkpoint 2"
-SHOWN = (SUMMARY, METRICS, MODEL, CONFIG, COMMAND, TIMES, CHECKPOINT)  # the most telling first
+# The most telling first.
+SHOWN = (SUMMARY, METRICS, MODEL, BEST, CONFIG, COMMAND, TIMES, CHECKPOINT)
 _FILES = (*SHOWN, START)
 # Quantities of a measurement, and the most that each can be.
 _MEASURED = {
@@ -335,6 +336,10 @@ class RunDirectory:
         replace_file(self.checkpoint, content)
         replace_file(self.path / TIMES, json_bytes(times))
 
+    def write_best(self, model: bytes) -> None:
+        """Replace the model of the smallest loss so far."""
+        replace_file(self.path / BEST, model)
+
     def write_results(
         self, *, curve: Iterable[Mapping[str, Any]], model: bytes, summary: dict[str, Any]
     ) -> None:
@@ -374,8 +379,11 @@ def look(path: Path) -> RunDirectory:
             f"{config}: changed since the run began: it does not say any more what was run, and a "
             "run can only be continued with the settings that it has"
         )
-    settings: dict[str, Any] = checked_table(tomllib.loads(start["settings"]), f"{file}:")
-    return RunDirectory(path, RunConfig(**settings), start)
+    try:
+        chosen = saved_config(tomllib.loads(start["settings"]))
+    except ArgumentError as error:
+        raise DataError(f"{file}: {error}") from error
+    return RunDirectory(path, chosen, start)
 
 
 def check_empty(path: Path, *, but: Iterable[Path] = (), advice: str = "") -> None:

@@ -81,7 +81,8 @@ class RunRecord:
             return "unfinished"
         if self.summary["outcome"] == "finished" and self.summary["diverging"]:
             return "diverging"
-        return "out of budget" if self.summary["outcome"] == "budget" else self.summary["outcome"]
+        outcome = str(self.summary["outcome"])
+        return {"budget": "out of budget", "early": "stopped early"}.get(outcome, outcome)
 
 
 @dataclass(frozen=True, eq=False)

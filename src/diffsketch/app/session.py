@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -15,20 +17,22 @@ import safetensors.torch
 from rich.table import Table
 
 from diffsketch.app import files
-from diffsketch.app.build import Built, assumptions, build
+from diffsketch.app.build import Built, assumptions, build, settings_of_simulation
 from diffsketch.app.files import RunDirectory, finite
-from diffsketch.app.settings import RunConfig
+from diffsketch.app.settings import RunConfig, saved_config
 from diffsketch.app.terminal import Interrupts, LastingConsole, print_line
 from diffsketch.compiled import torch_threads
 from diffsketch.errors import ArgumentError, DataError, DiffSketchError, MismatchError, check
+from diffsketch.logs import LOGGERS, OnRound, announce, stalled
 from diffsketch.methods.client_noise import SketchSkellam
 from diffsketch.methods.gate import NonFiniteUpdate
 from diffsketch.privacy.accounting.budget import BudgetExceeded
 from diffsketch.privacy.claim import Epsilon
 from diffsketch.training.models import unflatten
-from diffsketch.training.simulation import Diverged, DivergedRound, RoundResult
+from diffsketch.training.simulation import Diverged, DivergedRound, RoundResult, Simulation
 
 EXIT_DIVERGED = 2
+_LOGGER = logging.getLogger(__name__)
 _BYTE_UNITS = ("B", "kB", "MB", "GB", "TB")
 _LINE_SECONDS = 5.0  # between lines of progress where there is no terminal
 _FALL = 0.05  # of accuracy below its best
@@ -104,11 +108,13 @@ class TrainingSession:
     the same files, bit by bit; an error while writing leaves the last checkpoint as it was.
     """
 
-    def __init__(self, built: Built, directory: RunDirectory) -> None:
+    def __init__(
+        self, built: Built, directory: RunDirectory, *, on_round: OnRound | None = None
+    ) -> None:
         self.simulation, self.directory, self.progress = built.simulation, directory, RunProgress()
         self.rounds = directory.config.rounds or 0
         self.curve: list[dict[str, Any]] = []  # measurements so far
-        self._built = built
+        self._built, self._on_round = built, on_round
         self._delta = directory.config.delta
         self._times = {"training": 0.0, "total": 0.0, **directory.times(), "rounds": 0}
         self._saved_round: int | None = None
@@ -134,10 +140,8 @@ class TrainingSession:
             ending = self._train(show, stop)
             self._save()
             if ending.kind != "interrupted":
-                named = unflatten(self._built.model, self.simulation.weights)
-                model = {name: part.cpu().contiguous() for name, part in named.items()}
-                content, summary = safetensors.torch.save(model), self._summary(ending)
-                directory.write_results(curve=self.curve, model=content, summary=summary)
+                model, summary = self._model_bytes(), self._summary(ending)
+                directory.write_results(curve=self.curve, model=model, summary=summary)
         # Before OSError, which a DataError is as well.
         except DiffSketchError:
             raise  # some of these are also an OSError, but not about writing
@@ -164,6 +168,8 @@ class TrainingSession:
         while self.round_index < self.rounds and not self.diverged:
             if stop():
                 return Ending("interrupted", self._after())
+            if stalled([point["loss"] for point in self.curve], config.patience):
+                return Ending("early", f"the loss has not fallen for {config.patience} evaluations")
             before = time.monotonic()
             try:
                 result = simulation.step()
@@ -173,10 +179,16 @@ class TrainingSession:
                 self._evaluate()
                 kind = "budget" if isinstance(error, BudgetExceeded) else "diverged"
                 return Ending(kind, str(error))
-            self._times["training"] += time.monotonic() - before
+            seconds = time.monotonic() - before
+            self._times["training"] += seconds
             progress.add(result)
+            summary = simulation.summary(result, measured=False, seconds=seconds)
             if self._is_due(self.round_index):
                 self._evaluate()
+                last = self.curve[-1]
+                measured = {name: last[name] for name in ("loss", "accuracy")}
+                summary = replace(summary, **measured, epsilon=self._epsilon)
+            announce(summary, self._on_round, _LOGGER)
             show(self)
             if time.monotonic() - self._last_save >= config.checkpoint_seconds:
                 self._save()
@@ -222,8 +234,16 @@ class TrainingSession:
         moving = {"drift": simulation.drift, "clip": simulation.clip}
         moving["saturated_share"] = progress.saturated_share
         record |= {name: value for name, value in moving.items() if value is not None}
+        losses = [math.inf if point["loss"] is None else point["loss"] for point in self.curve]
         self.directory.add_measurement(record)
         self.curve.append(record)
+        # Killed before the next checkpoint, the run comes here again with the same model.
+        if self.directory.config.patience and loss < min(losses, default=math.inf):
+            self.directory.write_best(self._model_bytes())
+
+    def _model_bytes(self) -> bytes:
+        named = unflatten(self._built.model, self.simulation.weights)
+        return safetensors.torch.save({name: w.cpu().contiguous() for name, w in named.items()})
 
     def _save(self) -> None:
         now = time.monotonic()
@@ -350,7 +370,7 @@ def report(summary: dict[str, Any], times: dict[str, float]) -> tuple[Table | st
         seconds = times["training"] / max(done, 1)
         text = f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
         rows["time"] = f"{times['total']:.1f} s, of training {text} a round"
-    data = RunConfig(**config).data_name
+    data = saved_config(config).data_name
     title = f"{data}, {config['algorithm']}, {config['method']}"
     table = Table(title=title, title_justify="left", show_header=False)
     table.add_column(no_wrap=True)
@@ -361,9 +381,53 @@ def report(summary: dict[str, Any], times: dict[str, float]) -> tuple[Table | st
     if summary["assumes"]:
         parts.append(" ".join(summary["assumes"]))
     if summary["reason"]:
-        why = {"budget": "out of budget", "diverged": "diverged"}[summary["outcome"]]
+        why = "out of budget" if summary["outcome"] == "budget" else summary["outcome"]
         parts.append(f"Stopped, {why}: {summary['reason']}.")
     return tuple(parts)
+
+
+def train(
+    simulation: Simulation,
+    directory: Path | str,
+    *,
+    evaluate_every: int | None = None,
+    patience: int | None = None,
+    on_round: OnRound | None = None,
+) -> str:
+    """Run a simulation and keep it in a directory, as `diffsketch run` does.
+
+    `diffsketch report` shows it beside other runs. A run that was interrupted is continued by the
+    same call, to the same result; one that is finished is not run again.
+
+    Args:
+        simulation: Before its first round.
+        directory: New or empty, or that of the same run.
+        evaluate_every: Rounds between measurements (default: a tenth of all rounds).
+        patience: Stop after this many measurements in a row without a smaller loss.
+        on_round: Called with the `RoundSummary` of each round that this call runs.
+
+    Returns:
+        Why it stopped early, or an empty string.
+
+    Raises:
+        ArgumentError: The directory has other files; or not even one round is within the budget.
+        MismatchError: The directory has another run.
+    """
+    path, every = Path(directory), evaluate_every or max(1, simulation.rounds // 10)
+    config = settings_of_simulation(simulation, evaluate_every=every, patience=patience)
+    model = simulation.task.model(simulation.seed)
+    begun = files.has_run(path)
+    opened = (
+        RunDirectory.open(path) if begun
+        else RunDirectory.create(path, config, command=["diffsketch.train"])
+    )  # fmt: skip
+    with opened as kept:
+        if kept.config != config:
+            raise MismatchError(f"{path}: has a run with other settings")
+        if kept.finished:
+            return str((kept.summary() or {}).get("reason", ""))
+        session = TrainingSession(Built(config, simulation, model), kept, on_round=on_round)
+        return session.run(show=lambda _: None, stop=lambda: False).reason
 
 
 def start(
@@ -372,6 +436,7 @@ def start(
     console: LastingConsole,
     *,
     command: list[str],
+    log: str | None = None,
 ) -> int:
     """Begin a run in a directory, by default a new one below `runs`; the exit status."""
     with torch_threads(config.threads):
@@ -379,11 +444,16 @@ def start(
         chosen = built.config
         path = output or files.free_name(Path("runs") / f"{chosen.data_name}-{chosen.method}")
         with RunDirectory.create(path, chosen, command=command) as directory:
-            return _session_on(console, built, directory)
+            return _session_on(console, built, directory, log=log)
 
 
 def resume(
-    path: Path, console: LastingConsole, *, command: list[str], rounds: int | None = None
+    path: Path,
+    console: LastingConsole,
+    *,
+    command: list[str],
+    rounds: int | None = None,
+    log: str | None = None,
 ) -> int:
     """Continue a run until it ends, or until it has `rounds`; the exit status."""
     with RunDirectory.open(path) as directory:
@@ -395,7 +465,7 @@ def resume(
             console.show(*report(summary, directory.times()))
             return 0
         with torch_threads(directory.config.threads):
-            return _session_on(console, build(directory.config), directory)
+            return _session_on(console, build(directory.config), directory, log=log)
 
 
 def _extended(directory: RunDirectory, rounds: int, command: list[str]) -> RunDirectory:
@@ -417,13 +487,16 @@ def _extended(directory: RunDirectory, rounds: int, command: list[str]) -> RunDi
     return directory.extended(rounds, command=command)
 
 
-def _session_on(console: LastingConsole, built: Built, directory: RunDirectory) -> int:
+def _session_on(
+    console: LastingConsole, built: Built, directory: RunDirectory, *, log: str | None
+) -> int:
+    on_round = None if log is None else LOGGERS[log](directory.path)
     with (
         Interrupts() as interrupts,
         console.progress("round", total=built.config.rounds, every=_LINE_SECONDS) as show,
         warnings_in_lines(console),
     ):
-        ending = TrainingSession(built, directory).run(
+        ending = TrainingSession(built, directory, on_round=on_round).run(
             show=lambda training: show(training.round_index, partial(progress_line, training)),
             stop=lambda: interrupts.signal is not None,
         )

@@ -216,13 +216,19 @@ class RunConfig(Options):
     delta: float = _privacy("Delta of epsilon.", default=1e-5, gt=0, lt=1)
 
     evaluate_every: int | None = _output("Rounds between evaluations.", ge=1)
+    patience: int | None = _output(
+        "Stop after this many evaluations in a row without a smaller loss; best.safetensors is "
+        "the model of the smallest.",
+        means="no early stop",
+        ge=1,
+    )
     checkpoint_seconds: float = _output(
         "Least time between checkpoints; 0: after every round.", default=5.0, ge=0
     )
 
     def replaced(self, **values: Any) -> RunConfig:
         """A copy with other values, checked."""
-        return RunConfig(**{**dict(self), **values})
+        return type(self)(**{**dict(self), **values})
 
     @property
     def data_name(self) -> str:
@@ -233,6 +239,27 @@ class RunConfig(Options):
     def known(self) -> dict[str, Value]:
         """Settings that have a value."""
         return {name: value for name, value in self if value is not None}
+
+
+class OwnRun(RunConfig):
+    """Settings of a run whose task or method was made in Python, under the names that it has."""
+
+    task: str = _task("Name of the task.", min_length=1)  # type: ignore[assignment]
+    method: str = _method("Name of the method.", default="", min_length=1)
+
+    @property
+    def data_name(self) -> str:
+        """The task."""
+        return self.task
+
+
+def saved_config(values: Mapping[str, Any]) -> RunConfig:
+    """Return the settings of a run that was saved, whether or not its task comes along."""
+    known = (
+        values.get("task", "mnist") in TASK_DEFAULTS
+        and values.get("method", "diffsketch") in METHOD_NAMES
+    )
+    return (RunConfig if known else OwnRun)(**values)
 
 
 def _refusal(model: type[BaseModel], error: ValidationError) -> ArgumentError:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import pairwise
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +25,7 @@ from diffsketch.errors import (
     check_whole,
     difference,
 )
+from diffsketch.logs import OnRound, RoundSummary, announce, stalled
 from diffsketch.methods.base import Method
 from diffsketch.methods.gate import NonFiniteUpdate, check_budget, release
 from diffsketch.methods.plain import RoundedTables, SaturationWatch
@@ -53,7 +56,9 @@ from diffsketch.training.tasks import Task, check_task
 Hashes: TypeAlias = Literal["fresh", "fixed"]
 _Indices: TypeAlias = npt.NDArray[np.int64]
 
+_LOGGER = logging.getLogger(__name__)
 PART_CELLS = 1 << 23  # numbers of the vectors that are encoded at a time: 32 MiB
+_DELTA = 1e-5  # of the epsilon in `history` where no budget has one
 _PLAIN = ("round_index", "bytes_up", "bytes_down", "ended")  # fields stored in a state unchanged
 
 
@@ -200,6 +205,8 @@ class Simulation:
             sampler = UniformSampler(devices, sampler, seed)
         self.sampler, self.server = sampler, server or ServerOptimizer()
         self._given_noise_key, self._key = noise_key, SketchKey.from_integer(seed)
+        self.history: list[dict[str, Any]] = []  # rows of the rounds that `run` did
+        self._best: tuple[float, Tensor] | None = None  # smallest loss of these, and its weights
         self._saturation = SaturationWatch()
         self._amplified: dict[ProvenClaim, Claim] = {}
         self._check_options()
@@ -361,34 +368,85 @@ class Simulation:
         scores = [self.trainer.evaluate(row, self._test) for row in rows]
         return sum(loss for loss, _ in scores) / len(rows), sum(a for _, a in scores) / len(rows)
 
-    def trained(self) -> nn.Module:
-        """Return the task's model with the weights of the run, in eval mode.
+    def trained(self, *, best: bool = False) -> nn.Module:
+        """Return the task's model in eval mode, with the weights of the run or its `best` ones.
+
+        The best are those of the smallest loss that `run` measured.
 
         With `keep_local` it still normalises every batch by the batch's statistics: predict for
         batches of several examples.
         """
+        weights = self.weights
+        if best:
+            check(self._best is not None, "best", "follow a run that measured a loss", best)
+            weights = cast("tuple[float, Tensor]", self._best)[1]
         model = self.task.model(self.seed)
-        load(model, self.weights.cpu())
+        load(model, weights.cpu())
         if self.task.keep_local:
             model = working_copy(model, keep_local=True)
         return model.eval()
 
-    def run(self) -> str:
+    def run(
+        self,
+        *,
+        on_round: OnRound | None = None,
+        evaluate_every: int | None = None,
+        patience: int | None = None,
+    ) -> str:
         """Run the remaining rounds. Returns why it stopped early, or an empty string.
 
-        It stops early where one more round would exceed the budget.
+        It stops early where one more round would exceed the budget. Each round adds a row to
+        `history`, and a line to the logger `diffsketch.training.simulation`.
+
+        Args:
+            on_round: Called with the `RoundSummary` of each round.
+            evaluate_every: Rounds between measurements of loss, accuracy and epsilon (default: a
+                tenth of all rounds); the last round is always measured. Epsilon is at the
+                budget's delta, without a budget at 1e-5.
+            patience: Stop after this many measurements in a row without a smaller loss.
+                `trained(best=True)` is the model of the smallest.
 
         Raises:
             ArgumentError: Not even one round is within the budget; or see `step`.
         """
+        every = max(1, self.rounds // 10) if evaluate_every is None else evaluate_every
+        check_whole("evaluate_every", every, least=1)
+        if patience is not None:
+            check_whole("patience", patience, least=1)
+        losses: list[float] = []
         try:
             while self.round_index < self.rounds:
-                self.step()
+                begun = time.monotonic()
+                result = self.step()
+                seconds = time.monotonic() - begun
+                done = self.round_index
+                measured = done % every == 0 or done == self.rounds
+                summary = self.summary(result, measured=measured, seconds=seconds)
+                self.history.append(summary.row())
+                announce(summary, on_round, _LOGGER)
+                if summary.loss is not None:
+                    losses.append(summary.loss)
+                    # NaN is never the smallest.
+                    if self._best is None or summary.loss < self._best[0]:
+                        self._best = summary.loss, self.weights.clone()
+                    if stalled(losses, patience):
+                        return f"the loss has not fallen for {patience} measurements"
         except BudgetExceeded as error:
             if self.round_index == 0:
                 raise ArgumentError(f"budget must allow one round at least: {error}") from error
             return str(error)
         return ""
+
+    def summary(self, result: RoundResult, *, measured: bool, seconds: float) -> RoundSummary:
+        """Summarise the round that was just done; loss, accuracy and epsilon if `measured`."""
+        loss, accuracy = self.evaluate() if measured else (None, None)
+        budget = self._state.participation.budget
+        delta = _DELTA if budget is None else budget.delta
+        return RoundSummary(
+            self.round_index, loss, accuracy, self.bytes_up, self.bytes_down,
+            self.epsilon(delta) if measured else None,
+            dict.fromkeys(result.left_out, "its vector has NaN or infinite values"), seconds,
+        )  # fmt: skip
 
     def step(self) -> RoundResult:
         """Run the next round.

@@ -1,0 +1,193 @@
+"""Runs of tasks and methods made in Python, kept in directories as those of the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from diffsketch.app.run_records import read_run
+from diffsketch.app.session import train
+from diffsketch.errors import ArgumentError, DataError, MismatchError
+from diffsketch.logs import LOGGERS, RoundSummary, json_lines
+from diffsketch.methods.client_noise import SketchGaussian
+from diffsketch.methods.plain import Uncompressed
+from diffsketch.privacy.accounting.budget import Budget
+from diffsketch.training.rounds import DistributedSGD, FedAvg
+from diffsketch.training.simulation import Simulation
+from diffsketch.training.tasks import Task
+from tests.app.commands import done, invoke, refused
+
+
+def rings(count: int, seed: int) -> tuple[Any, Any]:
+    random = np.random.default_rng(seed)
+    labels = random.integers(0, 2, count)
+    angles, radius = random.uniform(0, 2 * np.pi, count), random.normal(1 + labels, 0.2)
+    return np.stack((radius * np.cos(angles), radius * np.sin(angles)), axis=1), labels
+
+
+def simulation(rounds: int = 6, *, seed: int = 0, rate: float = 0.1, **more: Any) -> Simulation:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        model = nn.Linear(2, 2)
+    task = Task("rings", {f"client {i}": rings(20, i) for i in range(4)}, rings(50, 9), model)
+    method = more.pop("method", None) or SketchGaussian(
+        task.dim, 1, 4, clip=1.0, noise_multiplier=2.0
+    )
+    return Simulation(
+        task, method=method, algorithm=FedAvg(rate, 10), rounds=rounds, seed=seed, **more
+    )
+
+
+def test_it_is_kept_and_shown_beside_runs_of_the_command_line(tmp_path: Path) -> None:
+    seen: list[RoundSummary] = []
+    path = tmp_path / "own"
+    assert train(simulation(), path, evaluate_every=2, on_round=seen.append) == ""
+    assert [summary.round for summary in seen] == [1, 2, 3, 4, 5, 6]
+    assert [summary.loss is not None for summary in seen] == [False, True] * 3
+    assert seen[-1].epsilon is not None
+    run = read_run(path)
+    assert (run.config.task, run.config.method, run.rounds) == ("rings", "sketch-gaussian", 6)
+    assert [point["round"] for point in run.curve] == [0, 2, 4, 6]
+    assert run.value("bytes_up") == seen[-1].bytes_up > 0
+    model = load_file(path / "model.safetensors")
+    assert {name: tuple(part.shape) for name, part in model.items()} == {
+        "weight": (2, 2), "bias": (2,),
+    }  # fmt: skip
+    words = ("--workers", "3", "--samples", "10", "--rounds", "2", "--output", tmp_path / "built")
+    done("run", *words)
+    done("report", path, tmp_path / "built", "--output", tmp_path / "page")
+    page = (tmp_path / "page" / "index.html").read_text()
+    assert all(name in page for name in ("rings", "MNIST", "sketch-gaussian"))
+
+
+def test_a_run_that_was_interrupted_ends_as_it_would_have(tmp_path: Path) -> None:
+    def interrupted(summary: RoundSummary) -> None:
+        if summary.round == 3:
+            raise KeyboardInterrupt
+
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    train(simulation(), whole)
+    with pytest.raises(KeyboardInterrupt):
+        train(simulation(), halves, on_round=interrupted)
+    train(simulation(), halves)
+    for name in ("model.safetensors", "metrics.jsonl", "summary.json"):
+        assert (halves / name).read_bytes() == (whole / name).read_bytes()
+    # A run that is finished stays as it is.
+    train(simulation(), whole, on_round=interrupted)
+
+
+def test_the_directory_of_another_run_is_refused(tmp_path: Path) -> None:
+    train(simulation(2), tmp_path / "run")
+    with pytest.raises(MismatchError, match="has a run with other settings"):
+        train(simulation(2, seed=1), tmp_path / "run")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.txt").touch()
+    with pytest.raises(ArgumentError, match="output must be a new or empty directory"):
+        train(simulation(2), tmp_path / "other")
+    said = refused(invoke("run", "--resume", tmp_path / "run", "--rounds", "4"))
+    assert "is continued there" in said
+    (tmp_path / "run" / "run.json").write_text("{}")
+    with pytest.raises((DataError, MismatchError)):
+        train(simulation(2), tmp_path / "run")
+
+
+def test_it_stops_where_the_loss_does_not_fall(tmp_path: Path) -> None:
+    # Steps this large overshoot: the loss of the first weights, or of an early round, is best.
+    def diverging() -> Simulation:
+        return simulation(40, rate=30.0, method=Uncompressed(6))
+
+    reason = train(diverging(), tmp_path / "run", evaluate_every=1, patience=3)
+    assert reason == "the loss has not fallen for 3 evaluations"
+    run = read_run(tmp_path / "run")
+    assert run.outcome == "stopped early"
+    losses = [point["loss"] for point in run.curve]
+    assert len(losses) < 41
+    assert losses.index(min(losses)) == len(losses) - 4
+    best = load_file(tmp_path / "run" / "best.safetensors")
+    again = diverging()
+    for _ in range(run.curve[-4]["round"]):
+        again.step()
+    assert torch.equal(torch.cat([best["weight"].flatten(), best["bias"]]), again.weights)
+
+
+def test_in_memory_it_has_history_and_the_best_model() -> None:
+    seen: list[RoundSummary] = []
+    run = simulation(40, rate=30.0, method=Uncompressed(6))
+    with pytest.raises(ArgumentError, match="best must follow a run"):
+        run.trained(best=True)
+    reason = run.run(on_round=seen.append, evaluate_every=1, patience=3)
+    assert reason == "the loss has not fallen for 3 measurements"
+    assert [row["round"] for row in run.history] == list(range(1, len(seen) + 1))
+    losses = [row["loss"] for row in run.history]
+    smallest = min(range(len(losses)), key=losses.__getitem__)
+    assert smallest == len(losses) - 4
+    again = simulation(40, rate=30.0, method=Uncompressed(6))
+    for _ in range(smallest + 1):
+        again.step()
+    best = torch.cat([part.detach().flatten() for part in run.trained(best=True).parameters()])
+    assert torch.equal(best, again.weights)
+    for wrong in ({"evaluate_every": 0}, {"patience": 0}):
+        with pytest.raises(ArgumentError, match=next(iter(wrong))):
+            simulation().run(**wrong)  # type: ignore[arg-type]
+
+
+def test_history_has_epsilon_with_its_words_where_it_is_measured() -> None:
+    run = simulation(4, budget=Budget(20.0, 1e-6))
+    run.run(evaluate_every=2)
+    assert [row["epsilon"] is None for row in run.history] == [True, False, True, False]
+    assert run.history[-1]["delta"] == 1e-6
+    assert "proven, simulated; client, replace, local" in run.history[-1]["guarantee"]
+    assert run.history[-1]["epsilon"] == float(run.epsilon(1e-6))
+
+
+def test_refused_vectors_are_told() -> None:
+    model = nn.Linear(2, 2)
+    inputs, labels = rings(20, 0)
+    bad = np.full_like(inputs, np.inf)
+    task = Task("rings", {"alice": (inputs, labels), "bob": (bad, labels)}, rings(50, 9), model)
+    seen: list[RoundSummary] = []
+    run = Simulation(task, method=Uncompressed(6), algorithm=DistributedSGD(0.1, 10), rounds=1)
+    with pytest.warns(Warning, match="bob"):
+        run.run(on_round=seen.append)
+    assert seen[0].refused == {"bob": "its vector has NaN or infinite values"}
+
+
+def test_json_lines_are_rows(tmp_path: Path) -> None:
+    run = simulation(3)
+    run.run(on_round=json_lines(tmp_path / "rounds.jsonl"))
+    lines = (tmp_path / "rounds.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == run.history
+
+
+@pytest.mark.slow
+def test_tensorboard_and_mlflow_have_the_curves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tensorboard")
+    mlflow = pytest.importorskip("mlflow")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    small = ["--workers", "3", "--samples", "10", "--rounds", "4", "--evaluate-every", "2"]
+    done("run", *small, "--log", "tensorboard", "--output", tmp_path / "run")
+    events = EventAccumulator(str(tmp_path / "run"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("bytes_up")] == [1, 2, 3, 4]
+    curve = read_run(tmp_path / "run").curve
+    shown = [event.value for event in events.Scalars("loss")]
+    assert shown == pytest.approx([point["loss"] for point in curve[1:]], rel=1e-6)  # float32
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
+    run = simulation(4)
+    run.run(on_round=LOGGERS["mlflow"](tmp_path / "mine"), evaluate_every=2)
+    mlflow.end_run()
+    (logged,) = mlflow.MlflowClient().search_runs(["0"])
+    assert logged.info.run_name == "mine"
+    assert logged.data.metrics["loss"] == run.history[-1]["loss"]
+    assert "proven, simulated" in logged.data.tags["guarantee"]
