@@ -17,6 +17,7 @@ SENDERS = (
     "diffsketch.ddp.group",
     "diffsketch.flower.server",
     "diffsketch.methods.gate",
+    "diffsketch.silos.messages",
 )
 """Where messages get their noise."""
 

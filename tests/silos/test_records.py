@@ -121,8 +121,26 @@ def test_bad_records() -> None:
         Records(inputs, labels, PERSONS[:9])
     with pytest.raises(ArgumentError, match="persons"):
         Records(inputs, labels, PERSONS.double())
-    with pytest.raises(ArgumentError, match="inputs"):
-        Records(inputs[:0], labels[:0])
+    numbers: Any = [1, None, *range(8)]
+    with pytest.raises(ArgumentError, match=r"persons must be a tensor.*got persons='list'"):
+        Records(inputs, labels, numbers)
+    with pytest.raises(ArgumentError, match=r"inputs must be a tensor.*got inputs='ndarray'"):
+        Records(inputs.numpy(), labels)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="labels must be a tensor"):
+        Records(inputs, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("persons", [None, PERSONS])
+def test_a_party_without_records_sends_noise(persons: Tensor | None) -> None:
+    computed, inputs, labels = parts()
+    unit = "example" if persons is None else "person"
+    method = method_of(computed.dim, unit, noise_multiplier=1.0)
+    records = Records(inputs[:0], labels[:0], None if persons is None else persons[:0])
+    assert records.members == 0
+    claim = method.claim_for(1, SEED)
+    message = records.message(computed, method, SEED, claim, charge=None)
+    # One cell is zero with probability 0.003, 43 cells never at once.
+    assert message.count_nonzero() > 0
 
 
 def test_a_message_is_charged_drawn_and_noised() -> None:

@@ -63,8 +63,6 @@ class SiloSteps(GroupMean):
         plain = not isinstance(model, nn.parallel.DistributedDataParallel)
         check(plain, "model", "not be wrapped in DDP, which sums gradients without noise", model)
         record_method(method)
-        feedback = options.get("error_feedback", False)
-        check(not feedback, "error_feedback", "be False for records", feedback)
         self._model, self._optimizer, self._records = model, optimizer, records
         self._gradients = RecordGradients(model, loss=loss)
         super().__init__(method, **options)

@@ -7,7 +7,7 @@ Two lines in any app of Flower's Message API (flwr >= 1.41):
 """
 
 from diffsketch.flower.aggregation import RoundReport
-from diffsketch.flower.client import sketch_mod
+from diffsketch.flower.client import SiloReply, sketch_mod
 from diffsketch.flower.plan import (
     FlowerPlan,
     find_client_key,
@@ -26,6 +26,7 @@ __all__ = [
     "RoundReport",
     "SecureAggregation",
     "SecureClientAggregation",
+    "SiloReply",
     "SketchStrategy",
     "TwoAggregators",
     "find_client_key",

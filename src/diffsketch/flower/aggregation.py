@@ -29,7 +29,8 @@ from diffsketch.flower.records import (
 )
 from diffsketch.methods import Method
 from diffsketch.methods.gate import release
-from diffsketch.privacy.claim import Claim
+from diffsketch.privacy.claim import Claim, Epsilon
+from diffsketch.silos.messages import release_records
 from diffsketch.sketch.hashing import HashSeed
 from diffsketch.wire import SERVER, Header, Inbox, WireError
 from diffsketch.wire import Message as WireMessage
@@ -98,6 +99,7 @@ class RoundReport:
         bytes_up: Bytes that came back, of whatever kind.
         message_bytes: Bytes of the methods' messages in `bytes_up`.
         claim: The round's guarantee for those who were selected; None if no message was requested.
+        epsilon: Cost of all rounds so far for the client who paid most.
         void: Why the model did not change; empty if it did.
     """
 
@@ -110,15 +112,17 @@ class RoundReport:
     bytes_up: int = 0
     message_bytes: int = 0
     claim: Claim | None = None
+    epsilon: Epsilon | None = None
     void: str = ""
 
     def __str__(self) -> str:
         """Format in a line."""
         fate = f"VOID: {self.void}; the model is unchanged" if self.void else "counts"
+        cost = "" if self.epsilon is None else f"; {self.epsilon.text('short')} so far"
         return (
             f"round {self.round_index} {fate} ({len(self.present)} of {len(self.selected)} nodes, "
             f"{len(self.refused)} refused, {len(self.silent)} silent; {self.bytes_up:,} bytes up, "
-            f"{self.bytes_down:,} bytes down)"
+            f"{self.bytes_down:,} bytes down{cost})"
         )
 
 
@@ -230,7 +234,7 @@ class Round:
         """Weight by which a node's message counts; 1 if all count alike."""
         return self.replies[node].weight if self.weight else 1
 
-    def report(self, claim: Claim | None) -> RoundReport:
+    def report(self, claim: Claim | None, epsilon: Epsilon | None) -> RoundReport:
         """Report the round with the claim that is paid for; None if no message was requested."""
         silent = [n for n in self.nodes if n not in self.replies and n not in self.refused]
         return RoundReport(
@@ -241,7 +245,7 @@ class Round:
             silent=() if claim is None else tuple(silent),
             bytes_down=self.bytes_down, bytes_up=self.bytes_up,
             message_bytes=sum(len(reply.message) for reply in self.replies.values()),
-            claim=claim, void=self.void,
+            claim=claim, epsilon=epsilon, void=self.void,
         )  # fmt: skip
 
 
@@ -326,6 +330,8 @@ def _honest(
 
 def noised_zeros(method: Method, claim: Claim) -> Tensor:
     """Message of a vector of zeros, with the noise that a client adds to its own."""
+    if method.takes_records:
+        return release_records((), method, ANY_SEED, claim, charge=None)
     encoded = release(torch.zeros(1, method.dim), method, ANY_SEED, claim, charge=None).encoded
     assert encoded is not None  # noqa: S101 (for the type checker: zeros are finite)
     return encoded.messages[0]

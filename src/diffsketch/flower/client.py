@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -52,6 +52,9 @@ from diffsketch.methods.plain import RoundedTables
 from diffsketch.privacy.accounting.account import Account
 from diffsketch.privacy.accounting.budget import Budget
 from diffsketch.privacy.claim import Claim
+from diffsketch.privacy.secure_noise import SecureNoise
+from diffsketch.silos import RecordGradients, Records
+from diffsketch.silos.messages import release_records
 from diffsketch.sketch import SketchKey
 from diffsketch.wire import Message as WireMessage
 from diffsketch.wire import WireError
@@ -105,6 +108,48 @@ class ClientMemory:
                 context.state[f"diffsketch.{name}"] = arrays
 
 
+class SiloReply(Message):
+    """Reply of an app under a plan with `unit="example"` or `"person"`: what to learn from.
+
+        gradients = RecordGradients(Net())  # here, so that a model that mixes records is refused
+
+        @app.train()
+        def train(message, context):
+            return SiloReply(message, gradients, Records(images, labels))
+
+    It loads the model of the message, and computes nothing. `sketch_mod` draws a batch of the
+    records in secret, bounds the gradient of each, and sends their noisy sum: the step against it,
+    so that a strategy with a learning rate (FedAvgM, FedAdam) goes down the loss.
+
+    Args:
+        message: The request, as the app gets it.
+        gradients: Of the model. All of its floating-point arrays are trained, but for those that
+            `keep_local` names.
+        records: All that this silo has.
+
+    Raises:
+        ArgumentError: The model of the message is not that of the gradients.
+    """
+
+    def __init__(self, message: Message, gradients: RecordGradients, records: Records) -> None:
+        super().__init__(RecordDict(), reply_to=message)
+        (arrays,) = message.content.array_records.values()
+        try:
+            gradients.model.load_state_dict(arrays.to_torch_state_dict())
+        except RuntimeError as error:
+            raise ArgumentError(f"gradients must be of the message's model: {error}") from error
+        self.gradients, self.records = gradients, records
+
+    def vectors(self, method: Method, factor: float) -> Iterator[Tensor]:
+        """Draw a batch now, and compute its steps in pieces; errors show in a log only."""
+        try:
+            drawn = self.records.drawn(method, SecureNoise())
+            for piece in self.records.vectors(self.gradients, drawn):
+                yield piece.mul_(-factor)
+        except Exception as error:
+            _LOG.exception("the batch has failed (%s): it counts as zeros from here on", error)
+
+
 @dataclass(frozen=True, eq=False)
 class sketch_mod:  # noqa: N801 - written like Flower's own mods, which are functions
     """Mod for `ClientApp(mods=[sketch_mod(plan)])`: the app trains as before.
@@ -122,6 +167,9 @@ class sketch_mod:  # noqa: N801 - written like Flower's own mods, which are func
     opened, an app that raises, or replies with an error, with nothing, with arrays of another shape
     or with values that are not finite counts as zeros, with noise, like any other: to sit the round
     out would tell about the data. Its error is in the client's own log.
+
+    *Records.* With a plan whose claim is about records, the app replies with `SiloReply`, and the
+    mod computes the message. An app that fails has an empty batch, with noise like any other.
 
     *Its own account.* A client pays for every message in an account of its own
     (`diffsketch.flower.accounts`), and sends nothing that its budget does not allow. It answers a
@@ -212,10 +260,11 @@ class sketch_mod:  # noqa: N801 - written like Flower's own mods, which are func
 class _Outcome:
     """Result of an app's training: zeros, where it has failed."""
 
-    vector: Tensor  # to be sent
+    vector: Tensor  # to be sent, unless there is a silo
     weight: int = 0  # by which it counts; 0 if clients count alike
     metrics: Mapping[str, object] = field(default_factory=dict)  # all that the app reports
     kept: Mapping[str, MetricRecord] = field(default_factory=dict)  # to be sent as they are
+    silo: SiloReply | None = None  # where the claim is about records
 
 
 class _Session:
@@ -373,6 +422,8 @@ class _Session:
             reply = call_next(self._for_app(), self._context)
             if reply.has_error() and not proven:
                 return reply
+            if self._method.takes_records:
+                return self._checked_silo(reply)
             vector, reported = self._vector(reply), reply.content.metric_records
             kept = {
                 name: MetricRecord({key: record[key] for key in record if bare or key in named})
@@ -389,6 +440,19 @@ class _Session:
                 raise
             _LOG.exception("the app has failed (%s): its vector counts as zeros", error)
             return _Outcome(torch.zeros(self._method.dim))
+
+    def _checked_silo(self, reply: Message) -> _Outcome:
+        """Raise unless the app replies with records, and gradients of all that is sent."""
+        if not isinstance(reply, SiloReply):
+            raise Refusal("app", f"the app must reply with SiloReply, got {type(reply).__name__}")
+        trained = {
+            name: p.numel() for name, p in reply.gradients.model.named_parameters()
+            if p.requires_grad
+        }  # fmt: skip
+        model, local = self._memory.model, self._options.keep_local
+        if model is None or [*trained.items()] != records.sizes_of(model, local):
+            raise Refusal("app", f"the model must train all arrays but keep_local, got {trained}")
+        return _Outcome(torch.zeros(0), silo=reply)
 
     def _for_app(self) -> Message:
         """The message as the app expects it, with the client's own arrays in the model."""
@@ -436,9 +500,13 @@ class _Session:
         self, outcome: _Outcome, claim: Claim, feedback: ErrorFeedback | None, account: Account
     ) -> Tensor:
         """Charge, and encode the vector with its noise."""
-        method, seed, vector = self._method, self._seed, outcome.vector * (outcome.weight or 1)
+        method, seed, charge = self._method, self._seed, partial(account.charge, claim)
+        if method.takes_records:
+            silo, factor = outcome.silo, self._options.importance
+            pieces = () if silo is None else silo.vectors(method, factor)
+            return release_records(pieces, method, seed, claim, charge=charge)
+        vector = outcome.vector * (outcome.weight or 1)
         mixed = vector if feedback is None else feedback.mixed(vector)
-        charge = partial(account.charge, claim)
         released = release(mixed[None], method, seed, claim, charge=charge)
         if released.encoded is None:
             raise Refusal("not-finite", "the vector has NaN or infinite values")

@@ -33,6 +33,7 @@ from diffsketch.wire import MessageFormat
 
 _AGGREGATORS = ", summed by two aggregators that do not collude,"
 _HONEST_SERVER = ", against a server that follows the protocol,"
+_LOST = "not have lost: min_replies is how many must answer, corrupt how many may tell theirs"
 DOORS = ("evaluation", "metrics", "queries")
 """What clients may send without noise beside their messages, if the plan says so."""
 CLOSED_DOOR = (
@@ -52,7 +53,7 @@ class FlowerPlan:
 
     Args:
         method: Its name, as in `diffsketch.methods.METHODS`.
-        settings: Its settings.
+        settings: Its settings. With `unit="example"` or `"person"` clients reply with `SiloReply`.
         cohort: Clients of a round, at most, for methods that need to know.
         min_replies: A round with fewer messages is void: nothing is published, and the model stays.
             Where clients of a cohort share the noise, they account for this many.
@@ -131,6 +132,7 @@ class FlowerPlan:
         names = settings_of(self.method)
         unknown = [name for name in self.settings if name not in names]
         check(not unknown, "settings", f"be of {', '.join(names) or 'nothing'}", unknown)
+        check(not self.settings.get("lost"), "settings", _LOST, self.settings)
         self._check_doors()
         self._check_metrics()
 
@@ -152,11 +154,12 @@ class FlowerPlan:
         given = "be given with metrics, and only then"
         check(together, "metric_noise", given, self.metric_noise)
         noised = issubclass(METHODS[self.method], ClientNoise) and not self.secure_sum
-        if metrics and not noised:
+        if metrics and (not noised or self.settings.get("unit", "client") != "client"):
             raise ArgumentError(
-                "metrics must be empty but for methods with Gaussian or Skellam noise and no "
-                f"secure_sum, got method={self.method!r} and secure_sum={self.secure_sum}: measure "
-                "on public data at the server (evaluate_fn), or plan with local or central trust"
+                "metrics must be empty but for methods with Gaussian or Skellam noise, the unit "
+                f"client and no secure_sum, got method={self.method!r} and secure_sum="
+                f"{self.secure_sum}: measure on public data at the server (evaluate_fn), or plan "
+                "with local or central trust"
             )
         _ = self.metric_method  # checks the noise
 
@@ -204,11 +207,6 @@ class FlowerPlan:
             return self._built[dim]
         settings = dict(self.settings)
         method = build_method(self.method, dim=dim, cohort=self.cohort, settings=settings)
-        if method.takes_records:
-            raise ArgumentError(
-                "settings must have unit=client: a Flower client sends the change of its model, "
-                "and a claim about records needs each record's gradient; see SiloSteps"
-            )
         form, total = method.message_format, method.total_format
         if self.secure_sum and (form.cells != "unsigned" or form != total):
             raise ArgumentError(
@@ -353,7 +351,8 @@ def predicted_error(method: Method, claim: Claim, count: int) -> float | None:
         return None
     # A clip is of each coordinate, or of a table whose rows are each as long as the vector.
     entries = method.dim if claim.scope.unit is Unit.COORDINATE else 1 / getattr(method, "rows", 1)
-    return method.forecast(Vectors(method.dim, count, clip * math.sqrt(entries))).total
+    vectors = max(1, round(count * getattr(method, "records", 1.0)))
+    return method.forecast(Vectors(method.dim, vectors, clip * math.sqrt(entries))).total
 
 
 def find_sketch_key(

@@ -69,8 +69,8 @@ def is_local(name: str, keep_local: Collection[str]) -> bool:
 
 def length_of(arrays: ArrayRecord, keep_local: Collection[str] = ()) -> int:
     """Length of the vector that the arrays make, which must not have running statistics."""
-    shared = _shared(arrays, keep_local)
-    statistics = [name for name in shared if is_local(name, _STATISTICS)]
+    sizes = dict(sizes_of(arrays, keep_local))
+    statistics = [name for name in sizes if is_local(name, _STATISTICS)]
     if statistics:
         raise ArgumentError(
             f"arrays must not have running statistics, got {', '.join(statistics[:4])}: noise "
@@ -78,10 +78,15 @@ def length_of(arrays: ArrayRecord, keep_local: Collection[str] = ()) -> int:
             "sketch_mod and to SketchStrategy, so that clients keep their own; or use a layer "
             "without (GroupNorm)"
         )
-    length = sum(math.prod(array.shape) for array in shared.values())
+    length = sum(sizes.values())
     if length < 1:
         raise ArgumentError("arrays must have floating-point values, got none")
     return length
+
+
+def sizes_of(arrays: ArrayRecord, keep_local: Collection[str] = ()) -> list[tuple[str, int]]:
+    """Names and sizes of the arrays that the vector is made of, in its order."""
+    return [(name, math.prod(a.shape)) for name, a in _shared(arrays, keep_local).items()]
 
 
 def flat(arrays: ArrayRecord, keep_local: Collection[str] = ()) -> Tensor:

@@ -287,10 +287,14 @@ class SketchStrategy(Strategy):
                 grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config,
                 evaluate_fn,
             )  # fmt: skip
-        if not self.plan.is_bare:
-            delta = _DELTA if self._budget is None else self._budget.delta
-            _LOG.info("the run has cost a client at most %s", self.epsilon(delta))
+        if (spent := self._spent()) is not None:
+            _LOG.info("the run has cost a client at most %s", spent)
         return result
+
+    def _spent(self) -> Epsilon | None:
+        """Epsilon so far, at the budget's delta, or at 1e-5; None if nothing is promised."""
+        delta = _DELTA if self._budget is None else self._budget.delta
+        return None if self.plan.is_bare else self.epsilon(delta)
 
     def _equip_simulation(self, run_id: int, stack: ExitStack) -> None:
         """Make the keys that cannot be found, and lend them to the clients of a simulation."""
@@ -377,7 +381,7 @@ class SketchStrategy(Strategy):
                 instructions = self._aggregation.prepare(current)
             except VoidError as failure:  # before a message was requested: nobody pays for it
                 current.void = str(failure)
-                self._log(current.report(None))
+                self._log(current, None)
                 return []
         messages = [asked[node] for node in current.nodes]
         current.arrays_key, size = self._fill(messages, nonce, current.round_index, instructions)
@@ -535,7 +539,7 @@ class SketchStrategy(Strategy):
             registry.settle_round(claim)
         self._write_record()
         arrays, metrics = self._advance(server_round, current)
-        self._log(current.report(claim))
+        self._log(current, claim)
         return arrays, metrics
 
     def _update(self, node: int, reply: Reply) -> None:
@@ -675,7 +679,8 @@ class SketchStrategy(Strategy):
             self._written = self._registry.to_text()
             replace_file(self._record, self._written.encode())
 
-    def _log(self, report: RoundReport) -> None:
+    def _log(self, current: Round, claim: Claim | None) -> None:
+        report = current.report(claim, self._spent())
         self.reports.append(report)
         _LOG.log(logging.ERROR if report.void else logging.INFO, "%s", report)
         for node, reason in report.refused.items():

@@ -147,7 +147,8 @@ class ClientNoise(Method):
         clip_quantile: Share of clients that should not need clipping; None for a fixed clip.
         unit: What the clip bounds and the claim hides: a client, or an example or person in one.
         rate: Probability of a record to be in a message.
-        records: Records of a message in the mean; sums are divided by it.
+        records: Records of a message in the mean; sums are divided by it. Where each message is
+            looked at, under local and central trust, no silo should have far more than that.
         lost: Members under distributed trust whose noise the claim does without.
     """
 
@@ -336,12 +337,14 @@ class ClientNoise(Method):
     def forecast(self, vectors: Vectors) -> RelativeError:
         """Predict the error of one round."""
         mechanism, count, rows = self.mechanism, vectors.count, self.encoder.rows
+        messages = count / self.records
         # Draws of the mechanism's noise in the sum: each member's share, or the server's one.
-        drawn = count / mechanism.cohort if self.trust != Trust.CENTRAL else 1.0
+        drawn = messages / (mechanism.cohort - self.lost) if self.trust != Trust.CENTRAL else 1.0
         unit, ratio = self.round_clip or 1.0, self.clip / math.sqrt(rows) / vectors.norm
         step, cols = mechanism.step * unit, self.encoder.shape[-1]
         cell = min(vectors.norm, self.clip / math.sqrt(rows)) / math.sqrt(cols)
-        rounding = step**2 * rounding_variance(cell / step) / count
+        # Records of a message have one dither: alike, they are all rounded to the same side.
+        rounding = step**2 * rounding_variance(cell / step) / messages
         return replace(
             clipped_norm(vectors, self.encoder, clip_ratio=ratio),
             noise=noise_error(vectors, drawn * (mechanism.std * unit) ** 2 / count**2, rows=rows),

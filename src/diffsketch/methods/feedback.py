@@ -74,6 +74,7 @@ class ErrorFeedback:
                 f"error_feedback must be off for method={method.name!r}: its claim is about one "
                 "coordinate of one vector, and a memory sends that coordinate in all later rounds"
             )
+        check(not method.takes_records, "error_feedback", "be off for records", method)
         if not isinstance(method, PlainSketch | SketchGaussian | SketchSkellam):
             raise ArgumentError(
                 "error_feedback must be off for methods other than sketch, sketch-gaussian and "

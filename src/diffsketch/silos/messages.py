@@ -30,7 +30,9 @@ some move it by nearly as much; means are unbiased; what is drawn has the law th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import secrets
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -42,6 +44,7 @@ from diffsketch.methods.client_noise import ClientNoise
 from diffsketch.methods.gate import check_release, release_noise
 from diffsketch.privacy.claim import Claim
 from diffsketch.privacy.clipping import Quantizer
+from diffsketch.privacy.secure_noise import SecureNoise
 from diffsketch.privacy.simulated_noise import Noise
 from diffsketch.silos.kernels import add_bounded
 from diffsketch.sketch.hashing import HashSeed
@@ -85,19 +88,35 @@ def encode_records(
     # 53 of the bits, so that the quotient is exact and below 1.
     dither = (noise.words((1, cells)).numpy().view(np.uint64)[0] >> np.uint64(11)) * 2.0**-53
     total, scratch = np.zeros(cells, np.int64), np.empty(cells, np.int32)
-    for piece in pieces:
-        if piece.dtype != torch.float32 or piece.dim() != 2 or piece.shape[1] != chosen.dim:
-            raise MismatchError(
-                f"pieces must be float32 (records, {chosen.dim}), got {piece.dtype} "
-                f"{tuple(piece.shape)}"
-            )
-        tables = _tables(chosen, piece.detach(), seed).cpu().contiguous().numpy()
-        add_bounded(
-            tables, quantizer.bound.limit, quantizer.granularity, quantizer.largest, dither, total,
-            scratch,
-        )  # fmt: skip
+    with _secret_random(noise):
+        for piece in pieces:
+            if piece.dtype != torch.float32 or piece.dim() != 2 or piece.shape[1] != chosen.dim:
+                raise MismatchError(
+                    f"pieces must be float32 (records, {chosen.dim}), got {piece.dtype} "
+                    f"{tuple(piece.shape)}"
+                )
+            tables = _tables(chosen, piece.detach(), seed).cpu().contiguous().numpy()
+            add_bounded(
+                tables, quantizer.bound.limit, quantizer.granularity, quantizer.largest, dither,
+                total, scratch,
+            )  # fmt: skip
     message = mechanism.noised(torch.from_numpy(total)[None], noise)[0]
     return message.reshape(chosen.message_format.shape)
+
+
+@contextmanager
+def _secret_random(noise: Noise) -> Iterator[None]:
+    """Seed PyTorch in secret, for layers such as dropout, and restore it afterwards.
+
+    Masks that follow from a public seed are those of a place in the batch: a record that moves
+    others to the next place would move the sum by more than its own vector.
+    """
+    if not isinstance(noise, SecureNoise):  # simulated: the same run has the same bits
+        yield
+        return
+    with torch.random.fork_rng(range(torch.cuda.device_count())):
+        torch.manual_seed(secrets.randbits(63))
+        yield
 
 
 def _tables(method: ClientNoise, piece: Tensor, seed: HashSeed) -> Tensor:

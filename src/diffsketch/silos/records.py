@@ -39,16 +39,19 @@ class Records:
     persons: Tensor | None = None
 
     def __post_init__(self) -> None:
-        for name in ("labels", "persons"):
+        for name in ("inputs", "labels", "persons"):
             values = getattr(self, name)
-            if values is not None and len(values) != len(self.inputs):
+            if values is None and name == "persons":
+                continue
+            tensor = isinstance(values, Tensor) and values.dim() > 0
+            check(tensor, name, "be a tensor (records, ...)", type(values).__name__)
+            if len(values) != len(self.inputs):
                 raise MismatchError(
                     f"{name} must be {len(self.inputs)}, one for each record, got {len(values)}"
                 )
         if self.persons is not None:
             whole = not self.persons.is_floating_point() and self.persons.dim() == 1
             check(whole, "persons", "be whole numbers (records,)", self.persons.dtype)
-        check(len(self.inputs) > 0, "inputs", "have a record", tuple(self.inputs.shape))
 
     @cached_property
     def _owners(self) -> Tensor:
@@ -61,7 +64,7 @@ class Records:
     @cached_property
     def members(self) -> int:
         """Number of records that are drawn on their own; of persons, if there are `persons`."""
-        return int(self._owners.max()) + 1
+        return int(self._owners.max()) + 1 if len(self._owners) else 0
 
     def drawn(self, method: Method, noise: Noise) -> Tensor:
         """Draw a batch for one message: indices of records, those of one person together.

@@ -136,7 +136,8 @@ class PoissonSampler:
     unit: Unit = Unit.CLIENT
 
     def __post_init__(self) -> None:
-        check_whole("members", self.members, least=1)
+        least = 1 if self.unit == Unit.CLIENT else 0  # a party may have no records, in secret
+        check_whole("members", self.members, least=least)
         check(0 < self.rate <= 1, "rate", "be in (0, 1]", self.rate)
         drawable = self.unit in (Unit.CLIENT, Unit.EXAMPLE, Unit.PERSON)
         check(drawable, "unit", "be client, example or person", self.unit)

@@ -1,0 +1,427 @@
+"""Records in silos on a Flower network: claims about an example or a person."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.helpers.silent import silence
+
+pytest.importorskip("flwr")
+
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg, FedAvgM
+
+from diffsketch.errors import ArgumentError
+from diffsketch.flower import FlowerPlan, SiloReply, SketchStrategy, sketch_mod
+from diffsketch.privacy import Account, Budget, ProvenClaim
+from diffsketch.silos import RecordGradients, Records
+from tests.flower.network import (
+    KEY,
+    MASKED,
+    RUN,
+    Caught,
+    Losses,
+    Network,
+    Node,
+    bytes_of,
+    copied_state,
+    fed_avg,
+    is_sum_reply,
+    our_record,
+    reasons,
+    reply_of,
+)
+
+FEATURES, CLASSES, SILOS = 6, 3, 4
+SETTINGS: dict[str, Any] = {
+    "clip": 1.0, "noise_multiplier": 1.0, "relation": "add-or-remove", "trust": "distributed",
+    "unit": "example", "rate": 0.5, "records": 20.0,
+}  # fmt: skip
+SECURE: dict[str, Any] = {"secure_sum": "one", "identities": False}
+PLAN = FlowerPlan("gaussian", SETTINGS, SILOS, 3, **SECURE)
+LOCAL = FlowerPlan("gaussian", {**SETTINGS, "trust": "local"}, SILOS)
+ALL = FlowerPlan("gaussian", {**SETTINGS, "rate": 1.0, "records": 40.0, "trust": "local"}, SILOS)
+
+
+def model() -> nn.Linear:
+    layer = nn.Linear(FEATURES, CLASSES)
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+FIRST = ArrayRecord(model().state_dict())
+
+
+def records_of(number: int, count: int = 40, persons: Tensor | None = None) -> Records:
+    inputs = torch.randn(count, FEATURES, generator=torch.Generator().manual_seed(number))
+    return Records(inputs, inputs[:, :CLASSES].argmax(1), persons)
+
+
+def replying(records: Records, layer: Callable[[], nn.Module] = model) -> Callable[..., Message]:
+    return lambda message: SiloReply(message, RecordGradients(layer()), records)
+
+
+def app_of(plan: FlowerPlan, reply: Callable[[Message], Any], **options: Any) -> ClientApp:
+    """An app whose train function replies with `reply(message)`."""
+    app = ClientApp(mods=[sketch_mod(plan, key=KEY, **options)])
+    app.train()(lambda message, _: reply(message))
+    return app
+
+
+def network_of(
+    plan: FlowerPlan = PLAN, replies: Mapping[int, Callable[[Message], Any]] = {}, **options: Any
+) -> Network:
+    """Silos with records of their own, but for those with a reply in `replies`."""
+    network = Network()
+    for number in range(SILOS):
+        reply = replies.get(number, replying(records_of(number)))
+        node = Node(number, app_of(plan, reply, **options), 1000 + number)
+        network.nodes[node.node_id] = node
+    return network
+
+
+def run(
+    network: Network, rounds: int = 1, plan: FlowerPlan = PLAN, inner: FedAvg | None = None,
+    **options: Any,
+) -> tuple[SketchStrategy, Tensor]:  # fmt: skip
+    """A run, and its weights."""
+    strategy = SketchStrategy(inner or fed_avg(), plan, **{"key": KEY, **options})
+    arrays = strategy.start(network, FIRST, rounds).arrays
+    parts = [torch.tensor(part).flatten() for part in arrays.to_numpy_ndarrays()]
+    return strategy, torch.cat(parts or [torch.zeros(0)])
+
+
+def accuracy(weights: Tensor) -> float:
+    matrix, bias = weights[: FEATURES * CLASSES].reshape(CLASSES, FEATURES), weights[-CLASSES:]
+    everyone = [records_of(number) for number in range(SILOS)]
+    hits = [(part.inputs @ matrix.T + bias).argmax(1) == part.labels for part in everyone]
+    return float(torch.cat(hits).double().mean())
+
+
+def clipped_step(records: Iterable[Records]) -> Tensor:
+    """Sum of the clipped steps of all records, by plain autograd."""
+    total = torch.zeros((FEATURES + 1) * CLASSES)
+    for part in records:
+        for x, y in zip(part.inputs, part.labels, strict=True):
+            layer = model()
+            torch.autograd.backward(nn.functional.cross_entropy(layer(x[None]), y[None]))
+            step = -torch.cat([p.grad.flatten() for p in layer.parameters() if p.grad is not None])
+            total += step / max(1.0, float(step.norm()))
+    return total
+
+
+def test_silos_learn_with_momentum_at_the_server(caplog: pytest.LogCaptureFixture) -> None:
+    plan = FlowerPlan("gaussian", SETTINGS | {"noise_multiplier": 0.2}, SILOS, 3, **SECURE)
+    inner = fed_avg(FedAvgM, server_learning_rate=1.0, server_momentum=0.5)
+    with caplog.at_level(logging.INFO, "flwr.diffsketch"):
+        strategy, weights = run(network_of(plan), 8, plan, inner)
+    # Noise of 0.2 clips beside 80 records of at most one: 0.9 and more in 100 runs.
+    assert accuracy(weights) > 0.7
+    lines = [text for text in caplog.messages if text.startswith("round ")]
+    assert len(lines) == 8
+    assert all("bytes up" in line for line in lines)
+    spent = [report.epsilon for report in strategy.reports]
+    assert all(str(e and e.text("short")) in line for e, line in zip(spent, lines, strict=True))
+    assert "example unit, add-or-remove, distributed trust" in str(strategy.epsilon(1e-5))
+
+
+@pytest.mark.parametrize("method", ["gaussian", "sketch-skellam"])
+def test_the_step_is_the_mean_of_clipped_gradients(method: str) -> None:
+    """All records, without noise: divided by the number that is expected, not by that drawn."""
+    table = {"rows": 1, "cols": 4000} if "sketch" in method else {}
+    settings = {**SETTINGS, **table, "rate": 1.0, "records": 30.0, "noise_multiplier": 0.5}
+    plan = FlowerPlan(method, settings, SILOS, 3, **SECURE)
+    sizes = (40, 0, 5, 70)
+    silos = [records_of(number, size) for number, size in enumerate(sizes)]
+    with silence():
+        _, weights = run(network_of(plan, dict(enumerate(map(replying, silos)))), 1, plan)
+    wanted = clipped_step(silos) / (SILOS * 30)
+    # A step of Skellam noise is a 256th of a clip, and records of a silo are rounded alike.
+    assert float((weights - wanted).norm()) < 0.03 * float(wanted.norm())
+
+
+def persons_crossed() -> Records:
+    return records_of(1, persons=torch.arange(40) // 2)
+
+
+def mixing() -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, CLASSES), nn.BatchNorm1d(CLASSES))
+
+
+def failing(message: Message) -> Message:
+    raise ValueError(f"0.887591 {message}")
+
+
+def broken_records() -> Records:
+    records = records_of(1)
+    records.inputs[:10] = math.nan
+    records.labels[10:20] = 99
+    return records
+
+
+BEHAVIOURS: dict[str, Callable[[Message], Any]] = {
+    "usual": replying(records_of(1)),
+    "none": replying(records_of(1, 0)),
+    "one": replying(records_of(1, 1)),
+    "many": replying(records_of(1, 80)),
+    "broken": replying(broken_records()),
+    "persons": replying(persons_crossed()),
+    "other width": replying(Records(torch.zeros(3, 2), torch.zeros(3, dtype=torch.int64))),
+    "other model": replying(records_of(1), lambda: nn.Linear(FEATURES, CLASSES + 1)),
+    "frozen": replying(records_of(1), lambda: model().requires_grad_(False)),
+    "mixing": replying(records_of(1), mixing),
+    "raises": failing,
+    "nothing": lambda _: None,
+    "arrays": lambda message: reply_of(message, {"loss": 0.887}, FIRST),
+}
+
+
+def seen_of(message: Message) -> Any:
+    """All that a server sees of a reply, but for cells, their checksum and times."""
+    records = message.content.config_records
+    parts = {name: dict(record) for name, record in records.items()}
+    data = parts["diffsketch"].pop("message")
+    parts["diffsketch"]["statement"] = b""
+    return sorted(message.content), len(data), data[:4] + data[8:48], parts
+
+
+@pytest.mark.parametrize("name", BEHAVIOURS)
+def test_whatever_the_records_are_nothing_else_shows(name: str) -> None:
+    caught = [Caught(), Caught()]
+    for replies, behaviour in zip(caught, ("usual", name), strict=True):
+        network = network_of(LOCAL, {1: BEHAVIOURS[behaviour]})
+        network.tamper = replies
+        strategy, weights = run(network, 1, LOCAL)
+        assert strategy.reports[0].present == tuple(range(1000, 1000 + SILOS))
+        assert bool(torch.isfinite(weights).all())
+    pairs = [[m for m in c if m.metadata.src_node_id == 1001] for c in caught]
+    assert len(pairs[0]) == len(pairs[1]) == 1
+    seen = [seen_of(message) for (message,) in pairs]
+    for parts in seen:
+        parts[3]["diffsketch"].pop("nonce")
+    assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("name", ["none", "one", "broken", "raises", "frozen"])
+def test_what_fails_counts_as_zeros(name: str) -> None:
+    kept = {"one": [records_of(1, 1)], "broken": [Records(*(v[20:] for v in pair_of(1)))]}
+    with silence():
+        _, weights = run(network_of(ALL, {1: BEHAVIOURS[name]}), 1, ALL)
+    others = [records_of(number) for number in (0, 2, 3)]
+    wanted = clipped_step([*others, *kept.get(name, [])]) / (SILOS * 40)
+    assert float((weights - wanted).norm()) < 0.01 * float(wanted.norm())
+
+
+@pytest.mark.parametrize(("trust", "present"), [("local", 3), ("central", 4), ("distributed", 0)])
+def test_a_batch_far_beyond_what_is_expected(trust: str, present: int) -> None:
+    """A hundred times as many, all alike: refused by its size, cut off, or the sum is void."""
+    alike = Records(torch.ones(4000, FEATURES), torch.zeros(4000, dtype=torch.int64))
+    plan = FlowerPlan("gaussian", {**SETTINGS, "trust": trust}, SILOS)
+    options = {} if trust == "local" else {"trusted_server": True}
+    if trust == "distributed":
+        plan, options = PLAN, {}
+    network = network_of(plan, {1: replying(alike)}, **options)
+    network.tamper = caught = Caught()
+    strategy, weights = run(network, 1, plan, **options)
+    assert len(strategy.reports[0].present) == present
+    assert not any(message.has_error() for message in caught)
+    assert len(weights) == (21 if present else 0)
+    assert "over 1 round" in str(strategy.epsilon(1e-5))
+
+
+def pair_of(number: int) -> tuple[Tensor, Tensor]:
+    return records_of(number).inputs, records_of(number).labels
+
+
+def test_persons_have_one_step_each() -> None:
+    plan = FlowerPlan("gaussian", {**ALL.settings, "unit": "person", "records": 20.0}, SILOS)
+    persons = torch.arange(40) // 2
+    silos = [records_of(number, persons=persons) for number in range(SILOS)]
+    with silence():
+        strategy, weights = run(network_of(plan, dict(enumerate(map(replying, silos)))), 1, plan)
+    # Gradients at zero weights are about as long as the clip: means of two are seldom clipped.
+    assert float(weights.norm()) > 0.1
+    assert "person unit" in str(strategy.epsilon(1e-5))
+    single = {1: replying(records_of(1))}  # whose records have no persons: zeros
+    with silence():
+        _, fewer = run(network_of(plan, dict(enumerate(map(replying, silos))) | single), 1, plan)
+    assert not torch.equal(weights, fewer)
+
+
+def test_too_few_silos_are_a_void_round_that_is_paid_for() -> None:
+    network = network_of()
+    network.tamper = Losses({1000: MASKED, 1001: MASKED}, until=MASKED + 1)
+    strategy, weights = run(network, 2)
+    first, second = strategy.reports
+    assert "the round is void" in first.void
+    assert second.void == ""
+    assert float(first.epsilon or 0) > 0
+    assert "over 2 rounds" in str(strategy.epsilon(1e-5))
+    assert weights.abs().max() > 0
+
+
+def test_a_silo_that_is_missing_leaves_the_claim_of_the_others() -> None:
+    network = network_of()
+    network.dead = {1003}
+    strategy, _ = run(network, 2)
+    assert [len(report.present) for report in strategy.reports] == [3, 3]
+    method = PLAN.build((FEATURES + 1) * CLASSES)
+    planned = PLAN.claim_for(method, 3, KEY.seed(0))
+    assert strategy.reports[0].claim == planned
+    # Noise for three is all that was asked for: sqrt(4 / 3) times as much with all four.
+    usual = FlowerPlan("gaussian", {**SETTINGS, "trust": "local"}).build(method.dim)
+    alone = usual.claim_for(1, KEY.seed(0)).epsilon(delta=1e-5, rounds=2)
+    # Shared discrete noise is a little worse than that of one: see `DiscreteGaussianMechanism`.
+    assert float(strategy.epsilon(1e-5)) == pytest.approx(float(alone), rel=1e-3)
+
+
+def test_the_budget_of_a_silo_and_of_the_server_stop_it() -> None:
+    budget = Budget(6.0, 1e-5)
+    strategy, _ = run(network_of(), 30, budget=budget)
+    counted = [report for report in strategy.reports if not report.void]
+    assert 1 < len(counted) < 30
+    assert float(strategy.epsilon(1e-5)) <= 6.0
+    assert "above the budget of 6" in strategy.ended
+    # Silos count on the noise of three only, and stop on their own before.
+    claim = PLAN.claim_for(PLAN.build((FEATURES + 1) * CLASSES), 3, KEY.seed(0))
+    assert isinstance(claim, ProvenClaim)
+    rounds = Account(budget).rounds_left(claim)
+    assert 1 < rounds < len(counted)
+    hopeful, _ = run(network_of(budget=budget), rounds + 2)
+    assert [report.void == "" for report in hopeful.reports] == [True] * rounds + [False] * 2
+    assert any("budget" in reason for reason in reasons(hopeful))
+
+
+def asked(strategy: SketchStrategy, network: Network) -> list[Message]:
+    return list(strategy.configure_train(1, FIRST, ConfigRecord(), network))
+
+
+def test_a_hostile_server_gets_one_message_a_round_and_pays_for_each(tmp_path: Path) -> None:
+    """It asks again, after a restart, with an older state, and with a new series of rounds."""
+    file = tmp_path / "account.json"
+    reply, options = replying(records_of(0)), {"account_file": file, "budget": Budget(9.0, 1e-5)}
+    node = Node(0, app_of(LOCAL, reply, **options), 1000)
+    network = Network()
+    network.nodes[1000] = node
+    strategy = SketchStrategy(fed_avg(), LOCAL, key=KEY)
+    (request,) = asked(strategy, network)
+
+    def ask() -> Any:
+        (answer,) = network.send_and_receive([request])
+        return our_record(answer)
+
+    empty = copied_state(node.context.state)
+    assert ask()["code"] == ""
+    assert ask()["code"] == "answered"
+    before = file.read_text()
+    kept = copied_state(node.context.state)
+    node.context = Context(RUN, 1000, node.context.node_config, kept, {})
+    assert ask()["code"] == "answered"
+    assert file.read_text() == before
+    # A node whose state is lost answers, with noise of its own, and the file has paid for both.
+    node.context = Context(RUN, 1000, node.context.node_config, empty, {})
+    assert ask()["code"] == ""
+    assert file.read_text() != before
+    answered = 2
+    while ask_anew(node, network)["code"] == "":
+        answered += 1
+        assert answered < 200
+    claim = LOCAL.claim_for(LOCAL.build((FEATURES + 1) * CLASSES), 1, KEY.seed(0))
+    assert float(claim.epsilon(delta=1e-5, rounds=answered)) <= 9.0
+
+
+def ask_anew(node: Node, network: Network) -> Any:
+    """A server that begins a new series with the same silo."""
+    strategy = SketchStrategy(fed_avg(), LOCAL, key=KEY)
+    requests = asked(strategy, network)
+    (answer,) = network.send_and_receive(requests)
+    assert node.node_id == answer.metadata.src_node_id
+    return our_record(answer)
+
+
+def test_a_server_cannot_plan_less_than_a_silo() -> None:
+    lower = FlowerPlan("gaussian", {**SETTINGS, "noise_multiplier": 0.1}, SILOS, 3, **SECURE)
+    whole = FlowerPlan("gaussian", {**SETTINGS, "rate": 1.0}, SILOS, 3, **SECURE)
+    for plan in (lower, whole):
+        strategy, _ = run(network_of(PLAN), 1, plan)
+        assert strategy.reports[0].void
+        assert all("another one" in reason for reason in reasons(strategy))
+
+
+def test_no_message_is_in_what_the_server_sees() -> None:
+    """Two runs of the same silo: masks and noise are new, and cells are nowhere in clear."""
+    caught = Caught()
+    network = network_of()
+    network.tamper = caught
+    run(network, 1)
+    masked = [bytes_of(m) for m in caught if not is_sum_reply(m)]
+    assert len(masked) == SILOS
+    assert len({data[-20:] for data in masked}) == SILOS
+
+
+def test_central_trust_substitutes_a_batch_of_none() -> None:
+    plan = FlowerPlan("gaussian", {**SETTINGS, "trust": "central"}, SILOS)
+    network = network_of(plan, trusted_server=True)
+    strategy, weights = run(network, 1, plan, trusted_server=True, limit=1e-3)
+    assert len(strategy.reports[0].present) == SILOS  # all too long: zeros, and the server's noise
+    assert weights.abs().max() > 0
+
+
+def test_dropout_follows_no_public_seed() -> None:
+    """The app seeds PyTorch; masks are new in each message, and its generator is left alone."""
+
+    def layer() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(FEATURES, 8), nn.Dropout(0.5), nn.Linear(8, CLASSES))
+
+    gradients, plan = RecordGradients(layer()), ALL
+    method = FlowerPlan("gaussian", dict(plan.settings)).build(gradients.dim)
+    sums = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        before, claim = torch.get_rng_state(), method.claim_for(1, KEY.seed(0))
+        sent = records_of(0).message(gradients, method, KEY.seed(0), claim, charge=None)
+        assert torch.equal(before, torch.get_rng_state())
+        sums.append(method.decode(sent, KEY.seed(0), count=1))
+    assert not torch.equal(*sums)
+
+
+@pytest.mark.parametrize(
+    ("text", "make"),
+    [
+        ("lost", lambda: FlowerPlan("gaussian", {**SETTINGS, "lost": 1}, SILOS, 3, **SECURE)),
+        ("metrics", lambda: FlowerPlan(
+            "gaussian", {**SETTINGS, "trust": "local"}, metrics={"a": (0, 1)}, metric_noise=1.0)),
+        ("relation", lambda: FlowerPlan("gaussian", {**SETTINGS, "relation": "replace"}, SILOS)
+            .build(21)),
+        ("BatchNorm1d at '1'.*GroupNorm", lambda: RecordGradients(mixing())),
+    ],
+)  # fmt: skip
+def test_bad_plans(text: str, make: Callable[[], Any]) -> None:
+    with pytest.raises(ArgumentError, match=text):
+        make()
+
+
+def test_error_feedback_is_refused() -> None:
+    plan = FlowerPlan("sketch-gaussian", {**LOCAL.settings, "rows": 1, "cols": 8})
+    strategy, _ = run(network_of(plan, error_feedback=True), 1, plan)
+    assert any("error_feedback must be off for records" in text for text in reasons(strategy))
+
+
+def test_without_the_mod_a_reply_is_empty() -> None:
+    app = ClientApp()
+    app.train()(lambda message, _: replying(records_of(0))(message))
+    content = RecordDict({"arrays": FIRST, "config": ConfigRecord()})
+    message = Message(content, dst_node_id=1000, message_type="train")
+    answer = app(message, Context(RUN, 1000, {}, RecordDict(), {}))
+    assert list(answer.content) == []
