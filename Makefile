@@ -18,7 +18,7 @@ BENCHMARKS ?= $(patsubst benchmarks/%.py,benchmarks.%,$(shell grep -ls __main__ 
 PYTEST := -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 # Without compiled files, each process that a test starts would compile our sources anew.
 unexport PYTHONDONTWRITEBYTECODE
-# Options to pass on, as in make run ARGS="--method none" or make bench ARGS=--quick.
+# Options to pass on, as in make run ARGS="--seeds 3" or make bench ARGS=--quick.
 ARGS ?=
 
 .DEFAULT_GOAL := help
@@ -28,8 +28,8 @@ help:  ## Show this list.
 	@echo "Usage: make TARGET"
 	@sed -n 's/^\([a-z-]*\): .*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 15
 
-run: $(VENV)/run.stamp  ## Install the package in .venv and train a model on MNIST with DiffSketch.
-	$(BIN)/diffsketch run $(ARGS)
+run: $(VENV)/run.stamp  ## Install the package in .venv; train on MNIST without and with privacy.
+	$(BIN)/diffsketch compare --config examples/compare/first.toml --page $(ARGS)
 
 paper: $(VENV)/run.stamp  ## Run the paper's evaluation again; ARGS=--quick for minutes, ARGS=--list.
 	$(BIN)/python -m paper $(ARGS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import typer
@@ -10,6 +9,7 @@ import typer
 from diffsketch.app.settings import option
 from diffsketch.app.terminal import LastingConsole
 from diffsketch.cli import command, main
+from diffsketch.files import cores
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 
@@ -42,7 +42,7 @@ def paper(
     after Ctrl-C and 143 after SIGTERM.
     """
     console = LastingConsole()
-    processes = jobs if jobs is not None else len(os.sched_getaffinity(0))
+    processes = jobs or cores()
     if show_list:  # which needs neither PyTorch nor pictures
         from paper.experiments import listing
 

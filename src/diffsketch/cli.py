@@ -42,7 +42,7 @@ from diffsketch.app.settings import (
 )
 from diffsketch.app.terminal import LastingConsole
 from diffsketch.errors import ArgumentError, DiffSketchError
-from diffsketch.files import private_folder
+from diffsketch.files import cores, private_folder
 
 EXIT_ERROR, EXIT_INTERRUPTED = 2, 130
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
@@ -318,11 +318,12 @@ def compare(
     seeds: int = option(
         "How many seeds, from --seed on, each method is run with.", default=1, ge=1
     ),
-    jobs: int = option("Processes at a time.", default=1, ge=1),
+    jobs: int | None = option("Processes at a time.", means="one for each core", ge=1),
     output: Path | None = option(
         "Directory for comparison.json and all runs; new or empty.",
         means="the first free of runs/compare, -2, -3, ...",
     ),
+    page: bool = option("Also write a page of the runs, as `report` does.", default=False),
     resume: Path | None = option("Continue the comparison in this directory."),
     *,
     settings: dict[str, Any],
@@ -338,13 +339,14 @@ def compare(
     """
     from diffsketch.app import compare as comparisons
 
+    jobs = jobs or cores()
     console, words = LastingConsole(), ["diffsketch", *sys.argv[1:]]
     if resume is not None:
         if method or config or output or settings or seeds != 1:
             raise ArgumentError(
                 f"--resume takes everything from {resume}: leave out all but --jobs"
             )
-        return comparisons.resume(resume, console, jobs=jobs, command=words)
+        return comparisons.resume(resume, console, jobs=jobs, page=page, command=words)
     shared, tables = comparisons.read_comparison(config) if config else ({}, [])
     # A flag is for all runs, and a table for one: which wins would be a guess.
     for name, table in tables:  # neither a flag nor a table may lose silently
@@ -356,8 +358,9 @@ def compare(
                 )
     tables += [comparisons.parse_method(text) for text in method]
     return comparisons.start(
-        {**shared, **settings}, tables, output, console, seeds=seeds, jobs=jobs, command=words
-    )
+        {**shared, **settings}, tables, output, console,
+        seeds=seeds, jobs=jobs, page=page, command=words,
+    )  # fmt: skip
 
 
 @command(

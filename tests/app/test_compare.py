@@ -206,7 +206,8 @@ def test_lost_times_of_a_member(compared: Path) -> None:
 
 def test_last_line_says_what_diverged(tmp_path: Path) -> None:
     methods = ["--method", "none", "--method", "none:learning_rate=1e38"]
-    result = done("compare", *SHORT, "--rounds", "8", *methods, "--output", tmp_path / "out")
+    words = ("--rounds", "8", "--jobs", "1", *methods, "--output", tmp_path / "out")
+    result = done("compare", *SHORT, *words)
     assert result.output.rstrip().endswith("Diverged: 1 of 2 runs.")
     assert "warning: round 1: NaN or infinite values in the vectors of" in result.output
     assert result.stderr == ""
@@ -255,7 +256,8 @@ def test_table_and_files(here: Path) -> None:
     assert rows["none"]["message_bytes"] == 4 + 4 * 7850
     assert rows["sketch"]["message_bytes"] == 4 + 4 * 3 * 22
     assert rows["sketch-laplace:per_round=0.5,rows=1"]["message_bytes"] == 4 + 4 * 22
-    assert rows["none"]["bytes"] == 20 * 4 * (4 + 8 + 2 * 4 * 7850)
+    assert rows["none"]["bytes_up"] == 20 * 4 * (4 + 4 * 7850)
+    assert rows["none"]["bytes_down"] == 20 * 4 * (8 + 4 * 7850)
     assert rows["none:learning_rate=1e38"]["ended"] == {"diverged": 2}
     assert rows["sketch"]["ended"] == {"finished": 2}
     assert [run["seed"] for run in data["runs"]] == [5] * 4 + [6] * 4
@@ -272,14 +274,15 @@ def test_processes_give_the_same_and_can_be_interrupted(here: Path) -> None:
     arguments = ["compare", *SMALL, "--method", "none", "--method", "diffsketch"]
     done(*arguments, "--output", "whole")
     with interrupted_in_round(10):  # of the first run
-        result = invoke(*arguments, "--output", "parts")
+        result = invoke(*arguments, "--jobs", "1", "--output", "parts")
     assert result.exit_code == 130
     assert "Continue with: diffsketch compare --resume parts" in result.output
     assert not (here / "parts" / "comparison.json").exists()
     result = done("compare", "--resume", "parts", "--jobs", "2")
     table = (here / "parts" / "comparison.json").read_bytes()
     # What is finished is not run again.
-    done("compare", "--resume", "parts")
+    done("compare", "--resume", "parts", "--page")
+    assert "none" in (here / "parts" / "page" / "index.html").read_text()
     assert (here / "parts" / "comparison.json").read_bytes() == table
     for run in ("none/seed-0", "diffsketch/seed-0"):
         for name in ("metrics.jsonl", "model.safetensors", "config.toml"):

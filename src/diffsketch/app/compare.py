@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -39,6 +40,7 @@ _HELP = "diffsketch compare --help"
 _PLAN, _FORMAT = "comparison.plan.json", "diffsketch comparison 1"
 _LONGEST, _KEPT = 80, 60  # letters of a directory's name
 _SEED_END = 2**63
+_MOST_BARS = 12
 
 Contenders: TypeAlias = Mapping[str, Mapping[str, Value]]
 """Rows of the table by name, in their order: settings for any seed."""
@@ -236,7 +238,8 @@ def row_of(line: RunLine) -> dict[str, Any]:
         "accuracy_spread": line.spread,
         "rounds": line.rounds,
         "message_bytes": line.values("message_bytes")[0],
-        "bytes": line.mean(lambda run: run.value("bytes_up") + run.value("bytes_down")),
+        "bytes_up": line.mean("bytes_up"),
+        "bytes_down": line.mean("bytes_down"),
         "compression": line.compression("up", "down"),
         "milliseconds_per_round": None if seconds is None else 1000 * seconds,
         "epsilon": None if epsilon is None else epsilon.to_json(),
@@ -251,18 +254,19 @@ def report(rows: Sequence[Mapping[str, Any]], *, seeds: Sequence[int]) -> tuple[
     title = f"Means over {len(seeds)} seeds" if many else f"Seed {seeds[0]}"
     table = Table(title=title, title_justify="left", pad_edge=False, collapse_padding=True)
     table.add_column("method", overflow="fold")
-    for heading in ("accuracy", "rounds,\nms each", "message,\nall bytes", "ratio"):
+    for heading in ("accuracy", "rounds,\nms each", "message,\nup, down", "ratio"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("epsilon")
     assumed: dict[str, dict[str, None]] = {}
     for row in rows:
         milliseconds = row["milliseconds_per_round"]
         epsilon = Epsilon.from_json(row["epsilon"]).text("short")
+        both_ways = (row["bytes_up"], row["bytes_down"])
         table.add_row(
             _name(row["name"]),
             _accuracy(row),
             f"{row['rounds']:,}\n" + ("-" if milliseconds is None else f"{milliseconds:.3g}"),
-            f"{row['message_bytes']:,} B\n{bytes_in_words(row['bytes'])}",
+            "\n".join((f"{row['message_bytes']:,} B", *map(bytes_in_words, both_ways))),
             f"{row['compression']:.3g}x" if row["compression"] else "-",
             epsilon,
             end_section=True,
@@ -273,8 +277,8 @@ def report(rows: Sequence[Mapping[str, Any]], *, seeds: Sequence[int]) -> tuple[
         "Runs with one seed have the same batches, devices and first weights. Accuracy is that of "
         "the last round"
         + (", ± the standard deviation over the seeds" if many else "")
-        + ". All bytes are those of the messages up and down with their headers; the ratio is that "
-        "of vectors in float32 to them."
+        + ". Bytes up and down are those of all messages with their headers; the ratio is that of "
+        "vectors in float32 to them."
     )
     notes = (escape(f"{', '.join(names)}: {text}") for text, names in assumed.items())
     return table, reading, *notes
@@ -320,6 +324,7 @@ def start(
     *,
     seeds: int,
     jobs: int,
+    page: bool,
     command: list[str],
 ) -> int:
     """Compare runs with shared settings and their own, over `seeds` seeds; the exit status."""
@@ -340,13 +345,15 @@ def start(
     files.check_empty(path, but=halves, advice="a comparison in it is continued with --resume")
     prepare_output(path)
     numbers = list(range(first, first + seeds))
-    return _run(contenders, numbers, path, console, jobs=jobs, command=command)
+    return _run(contenders, numbers, path, console, jobs=jobs, page=page, command=command)
 
 
-def resume(path: Path, console: LastingConsole, *, jobs: int, command: list[str]) -> int:
+def resume(
+    path: Path, console: LastingConsole, *, jobs: int, page: bool, command: list[str]
+) -> int:
     """Continue a comparison; the exit status."""
     contenders, seeds = read_plan(path)
-    return _run(contenders, seeds, path, console, jobs=jobs, command=command)
+    return _run(contenders, seeds, path, console, jobs=jobs, page=page, command=command)
 
 
 def _run(
@@ -356,22 +363,25 @@ def _run(
     console: LastingConsole,
     *,
     jobs: int,
+    page: bool,
     command: list[str],
 ) -> int:
     members = members_of(contenders, seeds, path)
+    # More bars than that would not fit on a screen.
+    bars = [member.name for member in members] if len(members) <= _MOST_BARS else []
     with files.locked(path):
         if not has_plan(path):
             write_plan(contenders, seeds, path)
         with (
             Interrupts() as interrupts,
-            console.progress("Comparing") as show,
+            console.progress("Comparing", parts=bars) as show,
             warnings_in_lines(console),
         ):
 
             def watch(shares: Sequence[float]) -> None:
                 both = zip(members, shares, strict=True)
                 now = [f"{run.name}, seed {run.seed}" for run, share in both if 0 < share < 1]
-                show(sum(shares) / len(members), "; ".join(now))
+                show(sum(shares) / len(members), "; ".join(now), shares)
 
             results = run_all(
                 partial(run_one, command=command),
@@ -387,8 +397,16 @@ def _run(
             return interrupts.exit_status
         lines = [RunLine(n, tuple(run for run in runs if run.name == n)) for n in contenders]
         rows = [row_of(line) for line in lines]
-        written = write_results(runs, rows, path)
-    console.show(*report(rows, seeds=seeds), wrote=[written])
+        write_results(runs, rows, path)
+    written = [path / "comparison.json"]
+    if page and not (path / "page").exists():
+        # Pages of runs read plans, from this module.
+        from diffsketch.app.run_pages import page_of_runs
+        from diffsketch.pages.page import write_page
+
+        shown = page_of_runs([path], title="", command=shlex.join(command))
+        written += write_page(shown, path / "page", pictures=False)[:1]
+    console.show(*report(rows, seeds=seeds), wrote=written)
     if diverged := sum(run.outcome == "diverged" for run in runs):
         console.print(f"Diverged: {diverged} of {len(runs)} runs.", highlight=False)
     return 0

@@ -58,13 +58,14 @@ def calibrate(
     def total(number: float) -> float:
         return epsilon_for(events.repeated(event_of(number), rounds), budget.delta)
 
-    if total(least) <= limit:
-        return least
-    # Most noise multipliers are near 1: from there, by factors of 4 to a bracket.
+    # Most noise multipliers are near 1: from there, by factors of 4 to a bracket. Not from `least`,
+    # where many a method refuses to have so little noise.
     high = min(max(1.0, least), most)
     if total(high) <= limit:
-        while total(high / 4) <= limit:
-            high /= 4
+        while total(max(high / 4, least)) <= limit:
+            high = max(high / 4, least)
+            if high == least:
+                return least
     else:
         while high < most:
             high = min(4 * high, most)
