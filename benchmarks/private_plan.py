@@ -3,7 +3,7 @@
     python -m benchmarks.private_plan
 
 Every client is Flower's own `ClientApp` with the mod, and messages pass through Flower's
-serialisation; sizes are those of their records. Takes some minutes, with `flwr` installed.
+serialisation; sizes are those of their records. Takes half a minute, with `flwr` installed.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ def wait_for(network: Any, condition: Callable[[], bool], what: str) -> None:
     end = time.monotonic() + 400
     while not condition():
         if time.monotonic() > end:
-            names = ("link", "node-0", "node-1", "node-2")
+            names = ("link", "node-0", "node-1", "node-2", "helper")
             logs = "\n".join(f"--- {name}\n{network.log(name)}" for name in names)
             pytest.fail(f"waited in vain for {what}\n{logs}")
         time.sleep(0.1)
@@ -193,3 +193,44 @@ def test_a_secure_sum_goes_on_without_a_node(monkeypatch: pytest.MonkeyPatch) ->
     assert found["accuracy"][1] > 0.2
     assert "over 1 round (proven; client unit, replace, distributed trust)" in found["epsilon"]
     assert network.processes() == []
+
+
+@pytest.mark.slow
+def test_two_aggregators_lose_a_node_and_the_helper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed while the node trains (plain), or after it has sent and the helper sums (TLS).
+
+    The helper is started again at once, under another node id. Both networks run side by side, as
+    most of the time is that until the SuperLinks take the killed for lost.
+    """
+    monkeypatch.syspath_prepend(EXAMPLE)
+    local: Any = importlib.import_module("local")
+    config = {**REAL_SECURE, "secure-sum": "two"}
+    with (
+        local.LocalNetwork(3, helper=True) as plain,
+        local.LocalNetwork(3, tls=True, helper=True) as tls,
+    ):
+        results = {network: network.submit(config) for network in (plain, tls)}
+        # The second message to whoever is killed in the middle of it: the first asks who it is.
+        todo = {plain: "node-2", tls: "helper"}
+
+        def killed() -> bool:
+            for network, name in tuple(todo.items()):
+                log = network.log(name, 10**6)
+                if log.count("Start `flwr-clientapp` process") >= 2:
+                    network.kill(2)
+                    network.kill(3)
+                    network.nodes[3] = network.start_helper()
+                    del todo[network]
+            return not todo
+
+        wait_for(plain, killed, "the request for training, and that for a sum")
+        for network, result in results.items():
+            wait_for(network, result.exists, "the result")
+        found = [network.run_result(result) for network, result in results.items()]
+    for present, outcome in zip((2, 3), found, strict=True):
+        (only,) = outcome["rounds"]
+        assert (only["selected"], only["present"], only["void"]) == (3, present, "")
+        assert outcome["accuracy"][0] < 0.15
+        assert outcome["accuracy"][1] > 0.2  # as above
+        assert "summed by two aggregators that do not collude" in outcome["claim"]
+    assert plain.processes() == tls.processes() == []

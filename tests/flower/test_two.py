@@ -16,15 +16,14 @@ from tests.helpers.silent import Silent, silence
 
 pytest.importorskip("flwr")
 
-from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
-import diffsketch.flower.two as module
 from diffsketch.errors import ArgumentError
 from diffsketch.flower import FlowerPlan, SecureClientAggregation, SketchStrategy, TwoAggregators
 from diffsketch.flower.plan import find_helper, member_number
-from diffsketch.flower.records import SUM_RECORD, SumReply, digest_of
+from diffsketch.flower.records import SUM_RECORD, SumRequest, digest_of
 from diffsketch.privacy import Trust
-from diffsketch.secure_sum import KeyPair, OneShotClient
+from diffsketch.secure_sum import KeyPair, OneShotClient, OneShotLeader
 from diffsketch.wire.formats import pack
 from tests.flower.network import (
     BAD,
@@ -36,11 +35,13 @@ from tests.flower.network import (
     Network,
     RestartingNetwork,
     all_bytes,
+    bytes_of,
     is_sum_reply,
     of_bad,
     our_record,
     reasons,
     replayed,
+    set_bytes,
     started,
     strategy_of,
     towards,
@@ -263,26 +264,33 @@ def test_a_helper_with_another_key(files: dict[str, str]) -> None:
     assert "no node is the helper" in strategy.reports[0].void
 
 
-def test_a_node_that_pretends_to_be_the_helper(files: dict[str, str]) -> None:
-    """It says so before the helper does; what it answers has no tag, and the helper is asked."""
-    network = joined(files)
+@pytest.mark.parametrize("replay", [False, True])
+def test_a_node_that_pretends_to_be_the_helper(replay: bool, files: dict[str, str]) -> None:
+    """It is asked before the helper, and knows its public key, and what it has said before."""
+    network, said = joined(files), list[bytes]()
 
-    def pretend(reply: Message) -> None:
-        if is_sum_reply(reply):
-            record = SumReply(member=module._HELPER, reply=PUBLIC).to_record()
-            reply.content.config_records[SUM_RECORD] = record
+    def pretend(replies: list[Message]) -> list[Message]:
+        asked = {reply.metadata.src_node_id: reply for reply in replies if is_sum_reply(reply)}
+        if liar := asked.get(999):
+            set_bytes(liar, said[0] if said else PUBLIC)
+        elif replay and HELPER in asked:
+            said.append(bytes_of(asked[HELPER]))
+        return replies
 
-    liar = SecureClientAggregation(identity=identity(2), helper=PUBLIC)
-    network.join(2, PLAN, key=KEY, node_id=999, aggregation=liar)
+    if replay:
+        network.tamper = pretend
+        run(network)
+    side = SecureClientAggregation(identity=identity(2), helper=PUBLIC)
+    network.join(2, PLAN, key=KEY, node_id=999, aggregation=side)
     del network.nodes[BAD]
     network.nodes = dict(sorted(network.nodes.items()))
-    network.tamper = of_bad(pretend, node=999)
-    strategy, arrays = run(network)
+    network.tamper = pretend
+    strategy, _ = run(network)
     (report,) = strategy.reports
-    # It has left itself out; the helper, which could be a client like any other, is asked to train.
-    assert (report.void, {*report.present}) == ("", {*NODES} - {BAD})
-    assert list(report.refused) == [HELPER]
-    assert digest_of(arrays) == plain(BAD)
+    # It is a client like any other, and the helper is none.
+    assert (report.void, {*report.present}) == ("", {999, *NODES} - {BAD})
+    assert network.nodes[HELPER].seen == []
+    assert bool(said) == replay
 
 
 # Clients that are not what they say.
@@ -379,6 +387,61 @@ def test_clients_refuse_without_the_helpers_key_or_an_identity(
     strategy, arrays = run(network, aggregation=None)
     assert reasons(strategy) == []
     assert digest_of(arrays) == plain()
+
+
+def test_clients_refuse_a_round_whose_nonce_has_another_length(files: dict[str, str]) -> None:
+    """Before they train and pay: the parameters of a sum would be refused after it."""
+    network = joined(files)
+    strategy = strategy_of(PLAN, aggregation=TwoAggregators(PUBLIC))
+    requests = list(strategy.configure_train(1, FIRST, ConfigRecord(), network))
+    for request in requests:
+        our_record(request)["nonce"] = b"short"
+    replies = [our_record(reply) for reply in network.send_and_receive(requests)]
+    assert {reply["reason"] for reply in replies} == {
+        "the round's nonce must have 16 to 64 bytes, not 5"
+    }
+    assert all(network.nodes[node].seen == [] for node in NODES)
+
+
+def test_a_client_in_the_name_of_another_is_left_out_with_it(files: dict[str, str]) -> None:
+    """If it comes first, the helper refuses it and the server the other: no input shows."""
+    network = joined(files)
+
+    def renamed(replies: list[Message]) -> list[Message]:
+        replies.sort(key=lambda reply: reply.metadata.src_node_id)
+        for reply in replies[:1]:
+            if reply.metadata.src_node_id == 1000 and not is_sum_reply(reply):
+                params = PLAN.one_shot(
+                    PLAN.build(DIM).message_format, run=our_record(reply)["nonce"],
+                    place=(0, KEY.seed(0).fingerprint), helper=PUBLIC,
+                )  # fmt: skip
+                other = OneShotClient(member_number(NAMES[2]), PUBLIC, identity=identity(0))
+                cells = torch.zeros(params.layout.shape, dtype=torch.int64)
+                set_bytes(reply, other.mask(cells, params))
+        return replies
+
+    network.tamper = renamed
+    strategy, arrays = run(network)
+    (report,) = strategy.reports
+    assert report.refused[1000] == "helper: its identity has not signed its channel key"
+    assert "has sent a message in this round before" in report.refused[BAD]
+    assert digest_of(arrays) == plain(1000, BAD)
+
+
+def test_the_helper_takes_no_memory_for_a_claimed_length(files: dict[str, str]) -> None:
+    """A server that asks it for a sum of vectors of terabytes gets a refusal."""
+    plan = FlowerPlan("skellam", {"clip": 1.0, "noise_multiplier": 2.0}, 5, 3, secure_sum="two")
+    network, dim = joined(files, plan), 1 << 40
+    params = plan.one_shot(
+        plan.build(dim).message_format, run=bytes(16), place=(0, bytes(8)), helper=PUBLIC
+    )
+    asked = SumRequest(
+        0, plan.describe(dim), dim, bytes(24), OneShotLeader(params).request()
+    ).to_record()
+    message = Message(RecordDict({SUM_RECORD: asked}), dst_node_id=HELPER, message_type="train")
+    (reply,) = network.send_and_receive([message])
+    said = reply.content.config_records[SUM_RECORD]
+    assert said["reason"] == "0 clients are in the sum, and 3 are needed"
 
 
 def hash_of(index: int) -> bytes:

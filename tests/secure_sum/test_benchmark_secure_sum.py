@@ -35,7 +35,17 @@ def test_writes_all_results(
         assert list(case["server_s"]) == ["keys", "shares", "masked", "consistency", "unmask"]
         assert min(*case["server_s"].values(), *case["member_s"].values()) > 0
         assert case["bytes_up"]["masked"] == case["message_bytes"] + 52
-    assert "A round" in capsys.readouterr().out
+    plain, one, first, later = found["two"]["sums"].values()
+    assert [sums["bytes_up"] - plain["bytes_up"] for sums in (one, first, later)] == [
+        13602,
+        156,
+        156,
+    ]
+    assert all(min(sums["client"], sums["leader"]) > 0 for sums in (plain, first, later))
+    assert min(first["helper"], later["helper"]) > 0
+    printed = capsys.readouterr().out
+    assert "A round" in printed
+    assert "two aggregators, later round" in printed
 
 
 def test_a_wrong_total_is_found(bench: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from diffsketch.secure_sum import Stage
+from diffsketch.secure_sum import CostlySum, SecureSumServer, Stage
 from diffsketch.wire import MessageFormat
 from diffsketch.wire.sums import costs_more_than_dense, proposed_sum, sum_bytes
 from tests.secure_sum.helpers import LAYOUT, make_params, start
@@ -39,3 +41,15 @@ def test_which_one_is_proposed_and_when_it_costs_more() -> None:
     assert costs_more_than_dense("one", table, 10) == ""
     assert "sends 144,445 bytes up and 351,229 down" in costs_more_than_dense("one", table, 1000)
     assert costs_more_than_dense("two", table, 10**6) == ""
+    # Little for anybody; and full vectors, which are not summed to save bytes.
+    small = replace(table, dim=100, shape=(1, 20))
+    assert costs_more_than_dense("one", small, 15) == ""
+    assert costs_more_than_dense("one", small, 25) != ""
+    assert costs_more_than_dense("one", replace(table, shape=(1, 50_000)), 1000) == ""
+
+
+def test_a_sum_that_costs_more_than_it_saves_is_warned_of() -> None:
+    table = MessageFormat("sketch-gaussian", 7850, (1, 5331), "unsigned", 18)
+    with pytest.warns(CostlySum, match=r"144,265 bytes up .* would send 12,135 up and 12,043"):
+        SecureSumServer(make_params(1000, layout=table))
+    SecureSumServer(make_params(50, layout=table))  # warnings are errors here

@@ -275,7 +275,7 @@ def test_a_seed_counts_once(memory: Path) -> None:
     leader = leader_of(params, messages)
     leader.take(helper.answer(leader.request(last=False), params))
     seal = {1: seal_of(messages[1], params)}
-    leader._asked = {1: (leader._set.words, seal[1])}
+    leader._asked = {1: (leader._set.words, seal[1])}  # the words do not count either
     body = module._BATCH.pack(1, True) + leader._greeting + pack_list(seal)
     leader._request = pack_message(MessageKind.SEEDS, body, sender=SERVER, context=params.context)
     reasons = leader.take(helper.answer(leader._request, params))
@@ -431,6 +431,54 @@ def test_an_answer_about_other_clients_is_refused(memory: Path) -> None:
     leader._asked.pop(1)
     with pytest.raises(RefusedError, match="is not of the clients that were asked for"):
         leader.take(answer)
+
+
+def test_a_helper_that_answers_what_none_should(memory: Path) -> None:
+    """It has the key for the tag, and can spoil a sum; not more, and no input comes out alone."""
+    params, inputs = params_of(), inputs_of()
+    leader = leader_of(params, messages_of(params, inputs))
+    batch = leader.request()[ENVELOPE_BYTES:][: module._BATCH.size]
+
+    def answer(refused: bytes, indices: tuple[int, ...], end: bytes) -> bytes:
+        tail = module._SET.pack(len(indices), module._digest(indices)) + bytes(15) + end
+        body = batch + refused + tail
+        tag = module._tag(leader._key, body, params)
+        context = params.context
+        return pack_message(MessageKind.SEED_SUM, tag + body, sender=SERVER, context=context)
+
+    unknown = [bytes([fault]) for fault in module.SealFault][:1]
+    other_form = "another form than those of helpers"
+    all_but_two = pack_list(dict.fromkeys((3, 4, 5), *unknown))
+    for refused, indices, end, reason in (
+        (pack_list({1: b"\x09"}), (2, 3, 4, 5), b"", other_form),  # for no reason that there is
+        (pack_list(dict.fromkeys((77,), *unknown)), tuple(MEMBERS), b"", other_form),
+        (pack_list({}), tuple(MEMBERS), b"\0", other_form),
+        (b"\xff\xff\xff\xff", tuple(MEMBERS), b"", "which is not 4294967295 records"),
+        (pack_list({}), (1, 2), b"", "not of the clients that were asked for"),
+        (all_but_two, (1, 2), b"", "the helper leaves 2 clients in the sum"),
+    ):
+        with pytest.raises(RefusedError, match=reason):
+            leader.take(answer(refused, indices, end))
+    # Nothing has changed by that; and, as a control, such an answer is taken where it fits.
+    assert leader.take(helper_of(memory).answer(leader.request(), params)) == {}
+    assert torch.equal(leader.total().cells, plain_sum(inputs, tuple(MEMBERS)))
+    again = leader_of(params, messages_of(params, inputs))
+    again._key = leader._key
+    again.request()
+    assert list(
+        again.take(answer(pack_list(dict.fromkeys((4,), *unknown)), (1, 2, 3, 5), b""))
+    ) == [4]
+
+
+def test_a_claimed_size_takes_no_memory(memory: Path) -> None:
+    """Of vectors of four terabytes: no client has sealed a seed for such a format."""
+    params = params_of()
+    huge = params_of(layout=MessageFormat("skellam", 1 << 40, (1 << 40,), "unsigned", 20))
+    leader = OneShotLeader(huge)
+    for index, data in messages_of(params).items():
+        leader._waiting[index] = np.zeros(1, np.uint32), seal_of(data, params)
+    with pytest.raises(RefusedError, match="0 clients are in the sum"):
+        helper_of(memory).answer(leader.request(), huge)
 
 
 def test_requests_that_the_helper_refuses(memory: Path) -> None:

@@ -151,6 +151,8 @@ class SecureClientAggregation:
     ) -> Callable[[WireMessage], bytes]:
         """Return what masks a message for two aggregators."""
         context, plan = client.context, client.plan
+        if not 16 <= len(run) <= 64:  # before the app trains, and anything is charged
+            raise Refusal("request", f"the round's nonce must have 16 to 64 bytes, not {len(run)}")
         if find_helper_secret(context.node_config) is not None:
             raise Refusal("helper", "this node is the helper, and sends no messages of its own")
         helper = self.helper or find_helper(context.node_config, run_id=context.run_id)

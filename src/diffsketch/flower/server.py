@@ -50,7 +50,6 @@ from diffsketch.privacy.claim import Claim, Epsilon, NoClaim, Trust
 from diffsketch.secure_sum import OneShotHelper, VoidError
 from diffsketch.sketch import SketchKey
 from diffsketch.wire import WireError
-from diffsketch.wire.sums import costs_more_than_dense
 
 _LOG = logging.getLogger("flwr.diffsketch")
 _WAIT = 60.0  # seconds for another server that writes the same record
@@ -324,10 +323,6 @@ class SketchStrategy(Strategy):
             )
         dim = records.length_of(arrays, self._local)
         self._method, self._plan_text = plan.build(dim), plan.describe(dim, self._local)
-        if plan.secure_sum == "one":
-            form, members = self._method.message_format, plan.cohort
-            if more := costs_more_than_dense("one", form, members, signed=plan.identities):
-                _LOG.warning('%s: FlowerPlan(secure_sum="two") sends one message', more)
         planned = self._claim_of(plan.min_replies, 0)
         check_release(self._method, planned, budget=self._budget)
         if records.needs_trust(planned) and not self._trusted:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
@@ -26,11 +27,18 @@ from diffsketch.flower.plan import (
     numbered,
 )
 from diffsketch.flower.records import Refusal, SumReply, SumRequest
-from diffsketch.secure_sum import OneShotHelper, OneShotLeader, OneShotParams, Stage, VoidError
-from diffsketch.wire import SERVER, WireError
+from diffsketch.secure_sum import (
+    KeyPair,
+    OneShotHelper,
+    OneShotLeader,
+    OneShotParams,
+    Stage,
+    VoidError,
+)
+from diffsketch.secure_sum.primitives import SECRET_BYTES, derive
+from diffsketch.wire import WireError
 
 _LOG = logging.getLogger("flwr.diffsketch")
-_HELPER = SERVER.to_bytes(8, "little")  # number of a node that answers as the helper
 _PATIENCE = 60.0  # seconds: SuperLinks take a killed node for lost after as many
 _PAUSE = 0.5  # seconds between looks for the helper
 
@@ -38,8 +46,9 @@ _PAUSE = 0.5  # seconds between looks for the helper
 def answer_as_helper(request: SumRequest, client: ClientContext) -> SumReply | None:
     """Answer a request of the server if this node is the helper; None if it is a client.
 
-    Without seeds the server asks who this is. What it says of the round is what clients have sealed
-    their seeds for, or none can be opened; all else is of the helper's own plan.
+    Without seeds the server asks who this is, and is given a proof. What it says of the round is
+    what clients have sealed their seeds for, or none can be opened; all else is of the helper's own
+    plan.
 
     Raises:
         Refusal: The helper has no memory that outlives it, or does not know the clients.
@@ -61,11 +70,11 @@ def answer_as_helper(request: SumRequest, client: ClientContext) -> SumReply | N
     members = None if identities is None else numbered(identities)
     helper = OneShotHelper(key.secret, str(memory), identities=members)
     if not request.request:
-        return SumReply(member=_HELPER, reply=helper.public)
+        return SumReply(reply=_proof(key, request.invitation, about=request.invitation))
     run, fingerprint = request.invitation[:-8], request.invitation[-8:]
     layout, place = plan.build(request.dim).message_format, (request.round_index, fingerprint)
     params = plan.one_shot(layout, run=run, place=place, helper=helper.public)
-    return SumReply(member=_HELPER, reply=helper.answer(request.request, params))
+    return SumReply(reply=helper.answer(request.request, params))
 
 
 class TwoAggregators:
@@ -79,8 +88,8 @@ class TwoAggregators:
     Clients that the helper does not know, or whose seed it cannot open, are left out.
 
     Guarantees (`tests/flower/test_two.py`): the total of a plain sum over those present, whoever is
-    silent; a helper that is killed, forgets or is another one makes no wrong total; nodes that
-    answer for it without its key, or replay its answers, are refused.
+    silent; a helper that is killed, forgets or is another one makes no wrong total; a node without
+    its key is not taken for it.
 
     Args:
         helper: Public key of the helper; else it is looked up (`find_helper`). Or the helper
@@ -115,15 +124,17 @@ class TwoAggregators:
         known = self._others if helper is None else {*nodes} - {helper}
         return [node for node in nodes if node in known]
 
-    def find(self, lookup: Round, tried: frozenset[int] = frozenset()) -> int | None:
-        """Find the node that says that it is the helper, among those that have not said no."""
+    def find(self, lookup: Round) -> int | None:
+        """Find the node that has the helper's key, among those that have not shown otherwise."""
         nodes = set(lookup.grid.get_node_ids())
-        if self._local is None and self._node not in nodes - tried:
-            asked = dict.fromkeys(sorted(nodes - self._others - tried), _question(lookup))
+        if self._local is None and self.public is not None and self._node not in nodes:
+            pair = KeyPair(secrets.token_bytes(SECRET_BYTES))
+            question = _question(lookup, invitation=pair.public)
+            asked = dict.fromkeys(sorted(nodes - self._others), question)
             refused: dict[int, str] = {}
             replies = lookup.exchange(asked, refused=refused) if asked else {}
-            expected = _HELPER, self.public
-            helpers = [n for n, reply in replies.items() if (reply.member, reply.reply) == expected]
+            proof = _proof(pair, self.public, about=pair.public)
+            helpers = [node for node, reply in replies.items() if reply.reply == proof]
             self._others = (self._others & nodes | replies.keys() | refused.keys()) - {*helpers}
             self._node = helpers[0] if helpers else None
             for node, reason in refused.items():
@@ -178,25 +189,22 @@ class TwoAggregators:
             return leader.take(self._local.answer(request, params))
         end, reasons = time.monotonic() + self._patience, dict[int, str]()
         place = params.run + params.fingerprint
-        question, tried = _question(current, invitation=place, request=request), set[int]()
-        while (node := self.find(current, frozenset(tried))) is not None or not tried:
-            if node is None:  # killed, perhaps, and not yet back under another id
-                if time.monotonic() > end:
-                    break
-                time.sleep(_PAUSE)
-                continue
-            replies = current.exchange({node: question}, refused=reasons)
-            try:
+        question = _question(current, invitation=place, request=request)
+        while True:
+            if (node := self.find(current)) is not None:
+                replies = current.exchange({node: question}, refused=reasons)
                 if node in replies:
                     return leader.take(replies[node].reply)
-            except WireError as error:  # a node that has only said that it is the helper
-                reasons[node] = str(error)
-            self._node = None
-            if node in reasons and not reasons[node].startswith("error"):
-                tried.add(node)  # it has answered: others may say that they are the helper, too
-            elif time.monotonic() > end:
-                break
-        raise WireError("; ".join(reasons.values()) or "it is silent")
+                self._node = None  # killed, perhaps, and not yet back under another id
+            says_no = any(not reason.startswith("error") for reason in reasons.values())
+            if says_no or time.monotonic() > end:
+                raise WireError("; ".join(reasons.values()) or "it is silent")
+            time.sleep(_PAUSE)
+
+
+def _proof(own: KeyPair, public: bytes, *, about: bytes) -> bytes:
+    """Compute what only the owners of both keys can: the helper, and who has asked for it."""
+    return derive(own.agree(public), context=about, label="helper")
 
 
 class _ClientGrid:

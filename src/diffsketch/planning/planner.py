@@ -10,7 +10,7 @@ from diffsketch.errors import ArgumentError, check, check_type
 from diffsketch.planning.search import TIE, TRUSTS, Option, PlanRequest, search
 from diffsketch.privacy.claim import Trust, Unit
 from diffsketch.wire.formats import CHECKSUM_BYTES
-from diffsketch.wire.sums import costs_more_than_dense, proposed_sum, sum_bytes
+from diffsketch.wire.sums import costs_more_than_dense, proposed_sum, round_bytes
 
 
 class PlanWarning(UserWarning):
@@ -179,15 +179,12 @@ def _notes(option: Option, request: PlanRequest) -> list[str]:
             "claim is weaker (Flower's min_replies makes up for it)."
         )
         how = proposed_sum(request.cohort)
-        up, down = sum_bytes(how, request.cohort)
-        by = (
-            "one server and the members"
-            if how == "one"
-            else ("two aggregators that do not collude")
-        )
+        up, down = round_bytes(how, option.method.message_format, request.cohort)
+        by = {"one": "one server and the members", "two": "two aggregators that do not collude"}
         notes.append(
-            f"Summed by {by}: beside its message and the result, a client sends {up:,} bytes and "
-            f"receives {down:,}."
+            f"Summed by {by[how]}: a client sends {up:,} bytes in a round, all exchanges together, "
+            f"and receives {down:,} with the result; vectors without compression take "
+            f"{4 * request.dim:,} each way."
         )
     return notes
 

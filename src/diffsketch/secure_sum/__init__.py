@@ -27,8 +27,10 @@ from diffsketch.secure_sum.one_shot import (
 )
 from diffsketch.secure_sum.primitives import KeyPair, RefusedError, SigningIdentity
 from diffsketch.secure_sum.server import SecureSumServer, Total
+from diffsketch.wire.sums import CostlySum
 
 __all__ = [
+    "CostlySum",
     "KeyPair",
     "OneShotClient",
     "OneShotHelper",

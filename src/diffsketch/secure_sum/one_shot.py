@@ -32,7 +32,6 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check, check_whole
@@ -277,7 +276,10 @@ class OneShotHelper:
         refused = {}
         for index, seal in seals.items():
             try:
-                opened.add(index, self._seed(index, seal, params), params)
+                seed = self._seed(index, seal, params)
+                if index in opened.indices:  # twice would count it double
+                    raise _LeftOutError(SealFault.REPEATED)
+                opened.add(index, _mask(seed, index, params))
             except _LeftOutError as fault:
                 refused[index] = bytes([fault.fault])
         opened.number += 1
@@ -297,7 +299,7 @@ class OneShotHelper:
                 f"{count} clients are in the sum, and {params.min_present} are needed"
             )
         total = _SET.pack(count, _digest(opened.indices))
-        total += pack(to_cells(opened.words, params.layout), params.layout)
+        total += pack(opened.cells, params.layout)
         # One name for all answers of a round; the tag and who was left out may differ.
         self._memory.bind(total, Stage.UNMASK, index=SERVER, context=params.context)
         return total
@@ -346,6 +348,7 @@ class OneShotLeader:
         params: Parameters of the round.
 
     >>> import tempfile
+    >>> import torch
     >>> secret = secrets.token_bytes(32)
     >>> helper = OneShotHelper(secret, tempfile.mkdtemp())
     >>> params = OneShotParams(
@@ -435,26 +438,29 @@ class OneShotLeader:
             raise RefusedError("the answer is to another request")
         start, last = _BATCH.size, _BATCH.unpack(batch)[1]
         end = start + 4 + 9 * int.from_bytes(body[start : start + 4], "little")
-        refused = {
-            index: SealFault(code[0]) for index, code in read_list(body[start:end], 1).items()
-        }
+        refused = read_list(body[start:end], 1)
+        reasons = {bytes([fault]): fault.reason for fault in SealFault}
+        size = end + last * (_SET.size + params.layout.payload_bytes)
+        listed = refused.keys() <= self._asked.keys() and {*refused.values()} <= reasons.keys()
+        if len(body) != size or not listed:
+            raise RefusedError("the answer has another form than those of helpers")
         accepted = {i: words for i, (words, _) in self._asked.items() if i not in refused}
-        indices = self._set.indices | accepted.keys()
         if last:
+            indices = self._set.indices | accepted.keys()
             count, digest = _SET.unpack_from(body, end)
             if (count, digest) != (len(indices), _digest(indices)):
                 raise RefusedError("the helper's sum is not of the clients that were asked for")
-            summed = to_words(unpack(body[end:], params.layout), params.layout)
-            self._set.words += summed
+            if count < params.min_present:  # else a helper could have one input published
+                raise RefusedError(f"the helper leaves {count} clients in the sum")
+            masks = to_words(unpack(body[end:], params.layout), params.layout)
         for index, words in accepted.items():
-            self._set.indices.add(index)
-            self._set.words += words
+            self._set.add(index, words)
         self._set.number += 1
         self._request, self._asked = b"", {}
         if last:
-            cells = to_cells(self._set.words, params.layout)
-            self._total = Total(cells, tuple(sorted(self._set.indices)))
-        return {index: fault.reason for index, fault in refused.items()}
+            self._set.words += masks
+            self._total = Total(self._set.cells, tuple(sorted(self._set.indices)))
+        return {index: reasons[code] for index, code in refused.items()}
 
     def total(self) -> Total:
         """Return the sum; an `ArgumentError` before the last answer."""
@@ -475,16 +481,24 @@ class _OpenSet:
     """Clients of a round so far, and the sum of their masks or masked cells."""
 
     def __init__(self, context: bytes, layout: MessageFormat) -> None:
-        self.context, self.number = context, 0  # of the next request
+        self.context, self._layout = context, layout
+        self.number = 0  # of the next request
         self.indices: set[int] = set()
-        self.words = to_words(torch.zeros(layout.shape, dtype=torch.int64), layout)
+        # A server may claim any size: only a client's words, sealed for that, take memory.
+        self.words: Words = np.zeros(0, np.uint64)
 
-    def add(self, index: int, seed: bytes, params: OneShotParams) -> None:
-        """Add the mask of a seed, once for each client: twice would count it double."""
-        if index in self.indices:
-            raise _LeftOutError(SealFault.REPEATED)
+    def add(self, index: int, words: Words) -> None:
+        """Add the mask or the masked cells of a client that is not yet in the sum."""
+        if self.indices:
+            self.words += words
+        else:
+            self.words = words.copy()
         self.indices.add(index)
-        self.words += _mask(seed, index, params)
+
+    @property
+    def cells(self) -> Tensor:
+        """The sum as cells; there must be a client in it."""
+        return to_cells(self.words, self._layout)
 
 
 def _seal_bytes(signed: bool) -> int:

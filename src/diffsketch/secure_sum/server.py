@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -40,6 +41,7 @@ from diffsketch.secure_sum.primitives import (
     verify,
 )
 from diffsketch.wire import SERVER, DuplicateError, Message
+from diffsketch.wire.sums import CostlySum, costs_more_than_dense
 
 _ANY_KEY = KeyPair(bytes(range(32)))  # to try whether a public key has a common secret
 
@@ -85,6 +87,9 @@ class SecureSumServer:
     Args:
         params: Parameters of the round.
 
+    Warns:
+        CostlySum: Its exchanges outweigh what compression saves: two aggregators send less.
+
     >>> from diffsketch.secure_sum import SecureSumClient
     >>> from diffsketch.wire import MessageFormat
     >>> params = Params(
@@ -105,6 +110,9 @@ class SecureSumServer:
     """
 
     def __init__(self, params: Params) -> None:
+        members, signed = len(params.members), params.signed
+        if more := costs_more_than_dense("one", params.layout, members, signed=signed):
+            warnings.warn(more, CostlySum, stacklevel=2)
         self.params, self.stage = params, Stage.KEYS
         self.dropped: dict[int, Stage] = {}
         self.unreadable: dict[int, tuple[int, ...]] = {}

@@ -13,6 +13,11 @@ MOST_OF_ONE = 100
 """Members up to which one server's sum is proposed: beyond, exchanges outweigh most tables."""
 
 _ENVELOPE, _COUNT, _NUMBER = 52, 4, 8
+_FEW = 10_000  # bytes of a round that nobody counts: exchanges of some twenty members
+
+
+class CostlySum(UserWarning):
+    """The exchanges of a secure sum outweigh what compression saves."""
 
 
 def sum_bytes(how: Literal["one", "two"], members: int, *, signed: bool = True) -> tuple[int, int]:
@@ -43,18 +48,35 @@ def proposed_sum(members: int) -> Literal["one", "two"]:
     return "one" if members <= MOST_OF_ONE else "two"
 
 
+def round_bytes(
+    how: Literal["one", "two"], layout: MessageFormat, members: int, *, signed: bool = True
+) -> tuple[int, int]:
+    """Bytes up and down of a member in a round, with its message and the result.
+
+    >>> table = MessageFormat("sketch-gaussian", 7850, (1, 5331), "unsigned", 18)
+    >>> round_bytes("one", table, 1000), round_bytes("two", table, 1000)
+    ((144445, 351229), (12199, 12043))
+    """
+    up, down = sum_bytes(how, members, signed=signed)
+    return up + layout.full_bytes, down + layout.full_bytes
+
+
 def costs_more_than_dense(
     how: Literal["one", "two"], layout: MessageFormat, members: int, *, signed: bool = True
 ) -> str:
-    """Say by how much a secure sum of sketches moves more than float32 vectors would; or nothing.
+    """Say by how much a secure sum outweighs the compression of its messages; "" if it does not.
 
-    Both ways, with the result: a dense round takes `4 dim` bytes up and as many down.
+    Both ways, with the result: vectors of float32 take `4 dim` bytes up and as many down. Nothing
+    is said where few bytes are at stake, nor of messages that are not smaller than the vectors.
     """
-    up, down = sum_bytes(how, members, signed=signed)
-    up, down, dense = up + layout.full_bytes, down + layout.full_bytes, 4 * layout.dim
-    if up + down <= 2 * dense:
+    (up, down), dense = round_bytes(how, layout, members, signed=signed), 4 * layout.dim
+    if up + down <= max(2 * dense, _FEW) or layout.full_bytes >= dense:
         return ""
-    return (
+    more = (
         f"a secure sum of {members:,} members sends {up:,} bytes up and {down:,} down for each, "
         f"which is more than vectors without compression ({dense:,} each way)"
     )
+    if how == "two":
+        return more
+    up, down = round_bytes("two", layout, members, signed=signed)
+    return f"{more}; two aggregators would send {up:,} up and {down:,} down"
