@@ -29,6 +29,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from diffsketch import __version__
 from diffsketch.app.settings import (
+    FileOptions,
     Options,
     RelationName,
     RunConfig,
@@ -57,6 +58,7 @@ _EXTRAS = {
     **dict.fromkeys(("jinja2", "markupsafe", "matplotlib", "plotly"), "pages"),
     "cryptography": "secure",
     **dict.fromkeys(("tensorboard", "mlflow"), "logs"),
+    "duckdb": "files",
 }
 _NO_MEMORY = re.compile("can't allocate memory|out of memory")  # as PyTorch says it
 _WIDE = 20  # letters of a list of choices that leave no room for the text beside it
@@ -145,12 +147,17 @@ def _error_text(error: Exception, context: typer.Context) -> str | None:
 
 
 def command(
-    epilog: str | None = None, *, without: tuple[str, ...] | None = None, to: typer.Typer = app
+    epilog: str | None = None,
+    *,
+    without: tuple[str, ...] | None = None,
+    shared_by: type[Options] = RunConfig,
+    to: typer.Typer = app,
 ) -> Callable[[Callable[..., int | None]], Any]:
     """Make a function a command of `diffsketch`, or of `to`; its result is the exit status.
 
     Each parameter becomes an option, which its default describes. With `without`, there is also an
-    option for each setting of a run but these, and the parameter `settings` gets those given.
+    option for each setting of a run, or of `shared_by`, but these, and the parameter `settings`
+    gets those given.
     """
 
     def decorate(function: Callable[..., int | None]) -> Any:
@@ -161,7 +168,7 @@ def command(
             if not (settings and name == "settings")
         }
         model: type[Options] = create_model(function.__name__, __base__=Options, **fields)
-        options, shared = describe(model), describe(RunConfig) if settings else {}
+        options, shared = describe(model), describe(shared_by) if settings else {}
         shared = {name: setting for name, setting in shared.items() if name not in (without or ())}
 
         def wrapper(context: typer.Context, **arguments: Any) -> None:
@@ -553,6 +560,109 @@ def report(
     LastingConsole().show(wrote=[index, *folders])
 
 
+@command(
+    "Example: [bold]diffsketch mean people.csv --columns age,income --bounds 0:120,0:250000 "
+    "--epsilon 1[/bold]",
+    without=(),
+    shared_by=FileOptions,
+)
+def mean(
+    file: Path = option("CSV or Parquet file.", default=..., argument="FILE"),
+    columns: str = option("Columns, with commas between.", default=...),
+    bounds: str = option(
+        "low:high of each column, with commas between; values beyond are clipped. Choose them "
+        "without looking at the data.",
+        default=...,
+    ),
+    *,
+    settings: dict[str, Any],
+) -> None:
+    """Compute private means of columns of a file, with 95% intervals.
+
+    Each row is a person, or the rows with the same --person: such a person counts once, with the
+    mean of its rows.
+
+    Exit status: 0, or 2 on an error, by which nothing is charged.
+    """
+    from diffsketch.app import answers
+
+    titles, pairs = answers.listed(columns), answers.parse_bounds(bounds)
+    answers.answer_file(
+        file, FileOptions(**settings), lambda people, terms: people.mean(titles, pairs, terms)
+    )
+
+
+@command(
+    "Example: [bold]diffsketch count people.csv --column city --top 20 --epsilon 1[/bold]",
+    without=(),
+    shared_by=FileOptions,
+)
+def count(
+    file: Path = option("CSV or Parquet file.", default=..., argument="FILE"),
+    column: str = option("Column of keys.", default=...),
+    top: int | None = option("The most keys to name.", means="all above the threshold", ge=1),
+    keys_per_person: int = option(
+        "Keys of a person that count, with --person; of others that many are drawn at random.",
+        default=1,
+        ge=1,
+    ),
+    *,
+    settings: dict[str, Any],
+) -> None:
+    """Count the people that have each key of a file, with 95% intervals, the most frequent first.
+
+    Keys are named from a threshold on, which no single person reaches but with a probability that
+    is part of --delta. Each row is a person, or the rows with the same --person.
+
+    Exit status: 0, or 2 on an error, by which nothing is charged.
+    """
+    from diffsketch.app import answers
+
+    answers.answer_file(
+        file,
+        FileOptions(**settings),
+        lambda people, terms: people.counts(
+            column, terms, top=top, keys_per_person=keys_per_person
+        ),
+    )
+
+
+@command(
+    "Example: [bold]diffsketch quantiles people.csv --column income --bounds 0:250000 "
+    "--epsilon 1[/bold]",
+    without=(),
+    shared_by=FileOptions,
+)
+def quantiles(
+    file: Path = option("CSV or Parquet file.", default=..., argument="FILE"),
+    column: str = option("Column of numbers.", default=...),
+    bounds: str = option(
+        "low:high; values beyond are clipped. Choose them without looking at the data.",
+        default=...,
+    ),
+    levels: str = option(
+        "Levels in (0, 1), with commas between.", default="0.05,0.25,0.5,0.75,0.95"
+    ),
+    *,
+    settings: dict[str, Any],
+) -> None:
+    """Estimate private quantiles of a column of a file, with 95% intervals.
+
+    Each row is a person, or the rows with the same --person: such a person counts once, with the
+    mean of its rows.
+
+    Exit status: 0, or 2 on an error, by which nothing is charged.
+    """
+    from diffsketch.app import answers
+
+    asked, pairs = answers.parse_levels(levels), answers.parse_bounds(bounds)
+    answers.answer_file(
+        file,
+        FileOptions(**settings),
+        lambda people, terms: people.quantiles(column, asked, pairs, terms),
+    )
+
+
 @command("Example: [bold]diffsketch key sketch.key[/bold]")
 def key(
     file: Path | None = option(
@@ -610,5 +720,6 @@ def main(program: typer.Typer | None = None) -> None:
             typer.echo(f"error: {said}", err=True)
         sys.exit(EXIT_ERROR)
     finally:
-        gc.freeze()
+        if "duckdb" not in sys.modules:  # which complains of objects that are never collected
+            gc.freeze()
     sys.exit(status if isinstance(status, int) else 0)

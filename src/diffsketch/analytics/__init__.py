@@ -3,9 +3,11 @@
 * `items`: what people hold, and bounds on what each contributes.
 * `release`: one release of a sum, its noise and its answer.
 * `means`, `counts`, `top`, `quantiles`: the four questions.
+* `queries`, `files`: the same of tables larger than memory.
 """
 
 from diffsketch.analytics.counts import private_counts
+from diffsketch.analytics.files import PeopleFile
 from diffsketch.analytics.items import Items
 from diffsketch.analytics.means import private_mean
 from diffsketch.analytics.quantiles import private_quantiles
@@ -15,6 +17,7 @@ from diffsketch.analytics.top import private_top_k
 __all__ = [
     "Answer",
     "Items",
+    "PeopleFile",
     "Terms",
     "private_counts",
     "private_mean",

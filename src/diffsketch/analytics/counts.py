@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 import warnings
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -267,12 +268,11 @@ def named_counts(
     held, places = np.unique(items.key, return_inverse=True)
     mine = Items(items.person, places.ravel(), items.value, items.people, items.names[held])
     total = count_total(mine, len(held), noise.mechanism.step)
-    return named_answer(mine.names, total, noise, threshold, question, k)
+    return named_answer([(mine.names.tolist(), total)], noise, threshold, question, k)
 
 
 def named_answer(
-    names: npt.NDArray[Any],
-    total: npt.NDArray[np.int64],
+    sums: Iterable[tuple[Sequence[Any], npt.NDArray[np.int64]]],
     noise: TableNoise,
     threshold: float,
     question: str,
@@ -281,22 +281,26 @@ def named_answer(
     """Release sums of keys that come from the data: those above the threshold, largest first.
 
     Args:
-        names: The keys.
-        total: The sum of each, in steps.
+        sums: Keys and the sum of each, in steps; in pieces, where they are too many for the memory.
         noise: The noise that `named_noise` made.
         threshold: Its threshold.
         question: What was asked.
         k: The most names; None for all above the threshold.
     """
-    estimates = noise.release(total)
-    shown = np.flatnonzero(estimates > threshold)
-    order = shown[np.lexsort((names[shown], -estimates[shown]))][:k]
+    noise.charge(noise.claim)
+    named: list[tuple[float, Any]] = []
+    for keys, total in sums:
+        noisy = noise.release_part(total)
+        named += [(-float(noisy[i]), keys[i]) for i in np.flatnonzero(noisy > threshold).tolist()]
+    named = sorted(named)[:k]
     how = (
         f"plain sums with Skellam noise of standard deviation {noise.std:.3g}; keys are named from "
         f"{threshold:,.0f} on, so that a key of one person is named with probability "
         f"{noise.terms.delta / 2:.2g} at most"
     )
-    return answer(question, names[order], estimates[order], NORMAL_95 * noise.std, noise, how)
+    estimates = -np.array([value for value, _ in named], np.float64)
+    names = [name for _, name in named]
+    return answer(question, names, estimates, NORMAL_95 * noise.std, noise, how)
 
 
 def words_of(names: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
@@ -305,7 +309,7 @@ def words_of(names: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
         return names.astype(np.uint64)
     if names.dtype.kind in "ib":
         return names.astype(np.int64).view(np.uint64)
-    return hash_keys(names.astype(np.str_).tolist(), SketchKey.from_integer(0))
+    return hash_keys(list(map(str, names.tolist())), SketchKey.from_integer(0))
 
 
 def first_in_cells(

@@ -37,6 +37,8 @@ def column(values: Any, name: str) -> npt.NDArray[Any]:
         values = values.detach().cpu().numpy()
     elif hasattr(values, "to_numpy"):  # pandas, Polars and Arrow
         values = values.to_numpy()
+    if isinstance(values, list | tuple) and any(isinstance(value, str) for value in values):
+        values = _objects(values)
     array = np.asarray(values)
     if array.ndim != 1 or not len(array):
         raise ArgumentError(f"{name} must be a column of values, got the shape {array.shape}")
@@ -49,7 +51,7 @@ def column(values: Any, name: str) -> npt.NDArray[Any]:
     if array.dtype == object:
         kinds = {type(value) for value in array.tolist()}
         if kinds == {str}:
-            return array.astype(np.str_)
+            return array  # as it is: an array of texts has the longest one's width in every row
         if not kinds <= {int, float, bool, np.bool_}:
             found = ", ".join(sorted(kind.__name__ for kind in kinds))
             raise ArgumentError(f"{name} must be numbers or texts in all rows, got {found}")
@@ -67,7 +69,8 @@ def numbers(values: Any, name: str) -> Floats:
     if array.dtype.kind not in "biuf":
         bad = np.array([not _is_number(value) for value in array.tolist()])
         where = f": row {_row(bad)} has {array.tolist()[_row(bad)]!r}" if bad.any() else ""
-        raise ArgumentError(f"{name} must have numbers, got {array.dtype}{where}")
+        kind = "texts" if array.dtype.kind in "OU" else array.dtype
+        raise ArgumentError(f"{name} must have numbers, got {kind}{where}")
     array = array.astype(np.float64)
     if not np.isfinite(array).all():
         wrong = _row(~np.isfinite(array))
@@ -89,8 +92,19 @@ def _row(wrong: npt.NDArray[np.bool_]) -> int:
 
 def codes(values: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], Codes]:
     """Return the distinct values in order, and the place of each row's value among them."""
-    names, places = np.unique(values, return_inverse=True)
-    return names, places.astype(np.int64, copy=False).ravel()
+    if values.dtype != object:
+        names, places = np.unique(values, return_inverse=True)
+        return names, places.astype(np.int64, copy=False).ravel()
+    texts = values.tolist()
+    distinct = sorted(set(texts))
+    place = {text: i for i, text in enumerate(distinct)}
+    return _objects(distinct), np.fromiter(map(place.__getitem__, texts), np.int64, len(texts))
+
+
+def _objects(texts: Sequence[Any]) -> npt.NDArray[Any]:
+    array = np.empty(len(texts), object)
+    array[:] = texts
+    return array
 
 
 @dataclass(frozen=True, eq=False)

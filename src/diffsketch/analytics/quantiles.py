@@ -78,9 +78,7 @@ def private_quantiles(
     True
     """
     held = numbers(values, "values")
-    asked = [levels] if isinstance(levels, float) else list(levels)
-    if not asked or not all(isinstance(q, float) and 0 < q < 1 for q in asked):
-        raise ArgumentError(f"levels must be numbers in (0, 1), got {asked}")
+    asked = checked_levels(levels)
     pair, promise, people = check_bounds(bounds), Terms(epsilon, **terms), len(held)
     who: Codes | None = None
     if person is not None:
@@ -91,6 +89,14 @@ def private_quantiles(
     tree = Tree.of(pair, people, promise)
     bins = finest_bins(person_steps(steps_of(held, pair), who, people))
     return tree.answer(tree.table(np.bincount(bins, minlength=FINEST)), asked)
+
+
+def checked_levels(levels: float | Sequence[float]) -> list[float]:
+    """Levels of quantiles, in (0, 1); or raise."""
+    asked = [levels] if isinstance(levels, float) else list(levels)
+    if not asked or not all(isinstance(level, float) and 0 < level < 1 for level in asked):
+        raise ArgumentError(f"levels must be numbers in (0, 1), got {asked}")
+    return asked
 
 
 def finest_bins(steps: Codes) -> Codes:

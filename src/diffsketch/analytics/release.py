@@ -134,11 +134,26 @@ class TableNoise:
         """Epsilon of the release, with its words."""
         return self.claim.epsilon(delta=self.terms.delta, rounds=1)
 
-    def release(self, total: npt.NDArray[np.int64], *, count: int | None = None) -> Floats:
+    def charge(self, claim: ProvenClaim) -> None:
+        """Charge the account, if there is one, for all parts of a release together."""
+        if self.terms.account is not None:
+            self.terms.account.charge(claim)
+
+    def release(self, total: npt.NDArray[np.int64]) -> Floats:
         """Charge the account and return the sum with its noise, in units of the data."""
+        return self.release_part(total, account=self.terms.account)
+
+    def release_part(
+        self,
+        total: npt.NDArray[np.int64],
+        *,
+        count: int | None = None,
+        account: Account | None = None,
+    ) -> Floats:
+        """Return a part with its noise, cells or people of their own: after `charge`."""
         noisy = release_total(
             torch.from_numpy(np.ascontiguousarray(total, np.int64)), self.mechanism, self.claim,
-            count=self.people if count is None else count, account=self.terms.account,
+            count=self.people if count is None else count, account=account,
         )  # fmt: skip
         return noisy.numpy() * self.mechanism.step
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -204,8 +204,7 @@ class PrefixTree:
         """
         # Every person is in one group, so the whole costs no more than the dearer of both kinds.
         claim = min((self.noise.claim, self.counting.claim), key=_multiplier)
-        if self.noise.terms.account is not None:
-            self.noise.terms.account.charge(claim)
+        self.noise.charge(claim)
         order = np.random.default_rng().permutation(self.people)
         public = SketchKey(secrets.token_bytes(32))
         size, place = self.noise.people, 0
@@ -233,16 +232,11 @@ class PrefixTree:
         columns, signs = self._cells(words, seed)
         total = np.zeros(self.cols, np.int64)
         np.add.at(total, columns[row], signs[row].astype(np.int64))
-        return self._unpaid(self.noise, total, self.noise.people)
+        return self.noise.release_part(total)
 
     def _cells(self, words: Words, seed: HashSeed) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         layout = CountSketch(1 << 64, _ROWS, self.cols, "pairwise").layout
         return columns_and_signs(words, seed, layout=layout)
-
-    @staticmethod
-    def _unpaid(noise: TableNoise, total: npt.NDArray[np.int64], count: int) -> Floats:
-        """Release a group's sum: the claim of all groups together was charged before the first."""
-        return replace(noise, terms=replace(noise.terms, account=None)).release(total, count=count)
 
     def _largest(self, tables: Floats, words: Words, seed: HashSeed) -> npt.NDArray[np.int64]:
         """Places of the words with the largest counts in these tables `(rows, cols)`.
@@ -303,7 +297,7 @@ class PrefixTree:
         total = np.zeros(self.kept, np.int64)
         total[: len(words)] = np.bincount(hits, minlength=len(words))
         counters, noise = len(key), self.counting
-        sums = self._unpaid(noise, total, counters)[: len(words)]
+        sums = noise.release_part(total, count=counters)[: len(words)]
         margin = 0.0
         while len(words) * noise.tail_bound(margin) > _FALSE:
             margin += max(1.0, noise.std / 8)

@@ -27,14 +27,16 @@ _TASK, _TASK_DIM = "mnist-devices", 7850  # a task of `diffsketch run`, and the 
 _TASK_DEVICES = int(TASK_DEFAULTS[_TASK]["workers"])
 
 
-def _table(title: str, columns: Sequence[str], rows: Iterable[tuple[Sequence[str], bool]]) -> Table:
+def table_of(
+    title: str, columns: Sequence[str], rows: Iterable[tuple[Sequence[str | Text], bool]]
+) -> Table:
     """Make a table of numbers; each row comes with whether it is the best."""
     table = Table(
         title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False,
         show_edge=False,
     )  # fmt: skip
     for name in columns:
-        if name == "method":
+        if name in ("method", "name"):
             table.add_column(name, min_width=15)  # the longest name
         else:
             table.add_column(name, justify="right", no_wrap=True)
@@ -74,7 +76,7 @@ def report_plan(plan: Plan) -> Parts:
         f"{total.rounds:,} round{'s' if total.rounds > 1 else ''}."
     )
     parts: list[Table | Text] = [
-        _table("Ways to estimate the mean, best first", columns, rows),
+        table_of("Ways to estimate the mean, best first", columns, rows),
         Text(reading, style="dim"),
         Text(),
         _said("Best", explain(plan.best, request)),
@@ -136,7 +138,7 @@ def report_sizes(
         )
     settings = f"rows=1, cols={best.cols}, bits={best.bits}"
     return (
-        _table("Bare sketches, best first", columns, rows),
+        table_of("Bare sketches, best first", columns, rows),
         Text(reading, style="dim"),
         _said("Best", answer),
         *([] if dense else [_said("In DDP", f'sketch_state(model, "sketch", {settings}, seed=7)')]),

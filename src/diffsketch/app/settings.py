@@ -81,6 +81,29 @@ class Options(BaseModel):
             raise _refusal(type(self), error) from None
 
 
+class FileOptions(Options):
+    """Options of all questions about a file of people."""
+
+    epsilon: float = option("The most that the answer may tell of a person.", default=..., gt=0)
+    delta: float = option(
+        "Probability that --epsilon need not cover.", default=1e-6, ge=1e-300, lt=0.5
+    )
+    person: str | None = option("Column with the person of each row.", means="each row is one")
+    account: Path | None = option(
+        "File that remembers what was spent on this data, by whichever command; made if missing."
+    )
+    budget: float | None = option(
+        "Epsilon at which the account refuses.", means="what its file has", gt=0
+    )
+    budget_delta: float = option(
+        "Delta of all answers together; of each, --delta is spent.", default=1e-5, gt=0, lt=1
+    )
+    output: list[Path] = option(
+        "File for the answer: .csv, .json, .parquet, or a picture .png or .svg; may be repeated.",
+        default=[],
+    )
+
+
 class RunConfig(Options):
     """Settings of a run. `None` stands for the value of the task or the method.
 

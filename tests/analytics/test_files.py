@@ -1,0 +1,203 @@
+"""Files of people: the same sums as in memory, and rows that are wrong are named."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pytest
+
+from diffsketch import Account, Answer, private_counts, private_mean, private_quantiles
+from diffsketch.analytics import Terms
+from diffsketch.analytics.files import PeopleFile
+from diffsketch.errors import ArgumentError, DataError
+from tests.analytics.neighbours import tables_of
+from tests.helpers.refusals import refused
+
+RNG = np.random.default_rng(2)
+ROWS = 3000
+COLUMNS: dict[str, Any] = {
+    "who": RNG.integers(0, 900, ROWS),
+    "age": RNG.normal(45, 30, ROWS),  # beyond the bounds at either end
+    "gross income": RNG.lognormal(10, 1, ROWS),
+    "paid": RNG.random(ROWS) < 0.3,
+    "city": RNG.choice(["Rome", 'B"ath', "Zürich, old", "Y\ns", "L'Aquila"], ROWS),
+}
+TERMS = Terms(1.0)
+
+
+@pytest.fixture(scope="module", params=["csv", "csv.gz", "tsv", "parquet"])
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The columns in a file whose name has characters that DuckDB takes for a pattern."""
+    file = tmp_path_factory.mktemp("files") / f"it's [1] *.{request.param}"
+    if request.param == "parquet":
+        plain = file.with_name("x.parquet")
+        lists = ", ".join(f'unnest(?) AS "{name}"' for name in COLUMNS)
+        with duckdb.connect() as connection:
+            columns = [held.tolist() for held in COLUMNS.values()]
+            connection.execute(f"COPY (SELECT {lists}) TO '{plain}'", columns)
+        return plain.rename(file)
+    mark = "\t" if request.param == "tsv" else ","
+    lines = [mark.join(COLUMNS)]
+    for row in zip(*(held.tolist() for held in COLUMNS.values()), strict=True):
+        cells = (str(cell).replace('"', '""') for cell in row)
+        lines.append(mark.join(f'"{c}"' if re.search('[",\n]', c) else c for c in cells))
+    content = ("\ufeff" + "\n".join(lines)).encode()
+    file.write_bytes(gzip.compress(content) if request.param == "csv.gz" else content)
+    return file
+
+
+@pytest.mark.parametrize("person", [None, "who"])
+def test_sums_are_those_of_the_data_in_memory(path: Path, person: str | None) -> None:
+    """Bit for bit, with the same noise: so answers have the same law."""
+    file, who = PeopleFile(path, person=person), None if person is None else COLUMNS["who"]
+    names, bounds = ["age", "gross income", "paid"], [(0.1, 77.7), (-3, 250_000), (0, 1)]
+    data = {name: COLUMNS[name] for name in names}
+    income = COLUMNS["gross income"]
+    pairs: list[tuple[Callable[[], Any], Callable[[], Any]]] = [
+        (lambda: file.mean(names, bounds, TERMS),
+         lambda: private_mean(data, bounds=bounds, epsilon=1.0, person=who)),
+        (lambda: file.quantiles("gross income", 0.5, (0.1, 99_999.9), TERMS),
+         lambda: private_quantiles(income, 0.5, bounds=(0.1, 99_999.9), epsilon=1.0, person=who)),
+    ]  # fmt: skip
+    for here, there in pairs:
+        with tables_of(here) as ours, tables_of(there) as theirs:
+            ((total, mechanism),), ((other, same),) = ours, theirs
+            np.testing.assert_array_equal(total, other)
+            assert mechanism == same
+    answers: list[Answer] = []
+    most: Any = {"keys_per_person": 5}
+    with (
+        tables_of(lambda: answers.append(file.counts("city", TERMS, **most))),
+        tables_of(
+            lambda: answers.append(private_counts(who, COLUMNS["city"], epsilon=1.0, **most))
+        ),
+    ):
+        assert list(answers[0].rows()) == list(answers[1].rows())
+        assert answers[0].people == answers[1].people
+        assert answers[0].claim == answers[1].claim
+        assert len(answers[0]) == 5
+
+
+def test_no_key_is_favoured(tmp_path: Path) -> None:
+    """Of 10 keys 1 is kept, each equally often: 10,000 people, 5 standard deviations, 1e-5."""
+    file = tmp_path / "keys.csv"
+    rows = (f"{person},{key}" for person in range(10_000) for key in range(10))
+    file.write_text("\n".join(["person,key", *rows]))
+    answers: list[Answer] = []
+    with tables_of(lambda: answers.append(PeopleFile(file, person="person").counts("key", TERMS))):
+        counts = answers[0].estimates
+    assert counts.sum() == 10_000
+    assert np.abs(counts - 1000).max() < 5 * math.sqrt(900)
+
+
+def test_top_and_thresholds(tmp_path: Path) -> None:
+    file = tmp_path / "top.csv"
+    cities = ["Rome"] * 3000 + ["Bath"] * 2000 + ["Ys"] * 1000 + ["Thule"]
+    file.write_text("\n".join(["city", *cities]))
+    answer = PeopleFile(file).counts("city", TERMS, top=2)
+    assert answer.names == ("Rome", "Bath")
+    assert answer.question == "top 2"
+    assert PeopleFile(file).counts("city", TERMS).names == ("Rome", "Bath", "Ys")
+
+
+def mean(file: PeopleFile, terms: Terms) -> Answer:
+    return file.mean(["age"], (0, 100), terms)
+
+
+def count(file: PeopleFile, terms: Terms) -> Answer:
+    return file.counts("city", terms)
+
+
+BAD: dict[str, tuple[bytes, type[Exception], str, str | None, Any]] = {
+    "text": (b"age\n1\n2\nx y\n", ArgumentError, "'age' of .* a finite number.* 'x y' in row 3",
+             None, mean),
+    "thousands": (b'age\n1\n"1,200"\n', ArgumentError, "'1,200' in row 2", None, mean),
+    "infinite": (b"age\n1\ninf\n", ArgumentError, "got 'inf' in row 2", None, mean),
+    "nan": (b"age\nnan\n", ArgumentError, "got 'nan' in row 1", None, mean),
+    "empty": (b"age,x\n1,2\n,2\n", ArgumentError, "'age'.* got nothing in row 2", None, mean),
+    "no person": (b"age,id\n1,a\n2,\n3,a\n", ArgumentError, "'id'.* id of a person.* row 2", "id",
+                  mean),
+    "nan person": (b"city,id\na,1.0\nb,nan\n", ArgumentError, "'id'.* 'nan' in row 2", "id", count),
+    "no key": (b"city,id\na,1\n,1\n", ArgumentError, "'city'.* a value.* nothing in row 2", "id",
+               count),
+    "no column": (b"Age\n1\n", ArgumentError, "column 'age' .*did you mean Age", None, mean),
+    "two columns": (b"age,age\n1,2\n", ArgumentError, "'age' .*two have that name", None, mean),
+    "short row": (b"age,b\n1,2\n3\n", DataError, "Line: 3", None, mean),
+    "long row": (b"age,b\n1,2\n3,4,5\n", DataError, "Line: 3", None, mean),
+    "open quote": (b'age,b\n1,2\n"3,4\n', DataError, "unterminated quote", None, mean),
+    "no rows": (b"age\n", DataError, "has no rows", None, mean),
+    "no bytes": (b"", ArgumentError, "column 'age'", None, mean),
+    "latin": ("city\nZürich\n".encode("latin1"), DataError, "(?i)utf-8", None, count),
+    "binary": (b"PK\x03\x04\xff\xfe\n", DataError, "Parquet, or CSV in UTF-8", None, mean),
+    "half parquet": (b"PAR1abc", DataError, "cannot be read", None, mean),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_is_wrong_is_named_and_costs_nothing(case: str, tmp_path: Path) -> None:
+    content, error, words, person, question = BAD[case]
+    file, account = tmp_path / "people.csv", Account()
+    file.write_bytes(content)
+    with pytest.raises(error, match=words):
+        question(PeopleFile(file, person=person), Terms(1.0, account=account))
+    assert account.rounds == 0
+
+
+def test_other_mistakes_cost_nothing(tmp_path: Path) -> None:
+    file, account = tmp_path / "people.csv", Account()
+    file.write_text("age,b\n1,2\n")
+    people, terms = PeopleFile(file), Terms(1.0, account=account)
+    refused(ArgumentError, "low < high", people.mean, ["age"], (5, 1), terms)
+    refused(ArgumentError, "once each", people.mean, ["age", "age"], (0, 1), terms)
+    refused(ArgumentError, "levels", people.quantiles, "age", [2.0], (0, 1), terms)
+    refused(ArgumentError, "keys_per_person", people.counts, "age", terms, keys_per_person=0)
+    refused(ArgumentError, "column 'nobody'", PeopleFile, file, person="nobody")
+    refused(OSError, "No such file", PeopleFile, tmp_path / "https://none/x.csv")
+    assert account.rounds == 0
+
+
+def test_titles_that_look_like_sql(tmp_path: Path) -> None:
+    title = 'a"; DROP TABLE x; --'
+    for name in ("x.csv", "x.parquet"):
+        file = tmp_path / name
+        quoted = title.replace('"', '""')
+        if name.endswith("csv"):
+            file.write_text(f'"{quoted}",b\n1,2\n')
+        else:
+            duckdb.execute(f"COPY (SELECT 1 AS \"{quoted}\") TO '{file}'")
+        with pytest.warns(UserWarning, match="worse than nothing"):
+            answer = PeopleFile(file).mean([title], (0, 2), TERMS)
+        assert answer.names == (title,)
+
+
+def test_progress_is_told_and_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    file, seen = tmp_path / "long.csv", list[float]()
+    file.write_text("age\n" + "55\n" * 300_000)
+    PeopleFile(file, progress=seen.append).mean(["age"], (0, 100), TERMS)
+    assert seen
+    assert all(0 <= share <= 1 for share in seen)
+    assert [item.name for item in tmp_path.iterdir()] == ["long.csv"]
+
+
+def test_a_question_can_be_interrupted(tmp_path: Path) -> None:
+    file = tmp_path / "long.csv"
+    file.write_text("age\n" + "55\n" * 300_000)
+
+    def stop(_: float) -> None:
+        raise KeyboardInterrupt
+
+    account = Account()
+    with pytest.raises(KeyboardInterrupt):
+        PeopleFile(file, progress=stop).mean(["age"], (0, 100), Terms(1.0, account=account))
+    assert account.rounds == 0
