@@ -394,8 +394,11 @@ def plan(
     ),
     delta: float = option("Delta of the target; 0 for pure differential privacy.", default=1e-5),
     unit: UnitName = option(
-        "What is protected: a client, or (far weaker) a coordinate.", default="client"
+        "What is protected: a client, (far weaker) a coordinate, an example or person in a silo.",
+        default="client",
     ),
+    records: float | None = option("Records of a silo's message in the mean, for example, person."),
+    rate: float = option("Probability of a record to be in a message.", default=1.0),
     relation: RelationName = option(
         "Whether neighbours lack the unit or have another one.", default="replace"
     ),
@@ -422,8 +425,8 @@ def plan(
 
     senders, console = cohort if workers is None else workers, LastingConsole()
     # Compared with the defaults: given without an epsilon they would be ignored.
-    privacy = (trust, unit, relation, sampling, delta, norm, population)
-    usual = ("distributed", "client", "replace", "shuffled", 1e-5, 1.0, None)
+    privacy = (trust, unit, relation, sampling, delta, norm, population, records, rate)
+    usual = ("distributed", "client", "replace", "shuffled", 1e-5, 1.0, None, None, 1.0)
     for wrong, said in (
         (as_json and code, "--json and --code do not go together: the JSON has the code, too"),
         (workers is not None and (cohort, population) != (None, None),
@@ -431,8 +434,8 @@ def plan(
         (senders is None, "--cohort must be given, or --workers if all take part each round"),
         (epsilon is None and (as_json or code), "--epsilon must be given with --json and --code"),
         (epsilon is None and privacy != usual,
-         "--epsilon must be given with --trust, --unit, --relation, --sampling, --delta, "
-         "--norm and --population: bare sketches have no privacy to choose"),
+         "--epsilon must be given with --trust, --unit, --relation, --sampling, --delta, --norm, "
+         "--population, --records and --rate: bare sketches have no privacy to choose"),
     ):  # fmt: skip
         if wrong:
             raise ArgumentError(said)
@@ -447,7 +450,7 @@ def plan(
         dim=dim, cohort=senders or 0, population=population, sampling=sampling, rounds=rounds,
         target_epsilon=epsilon, delta=delta, unit=planning.Unit(unit),
         relation=planning.Relation(relation), trust=planning.Trust(trust), vector_norm=norm,
-        spread=spread, message_bytes=message_bytes,
+        spread=spread, message_bytes=message_bytes, records=records, rate=rate,
     )  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", planning.PlanWarning)  # they are printed below

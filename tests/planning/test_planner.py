@@ -319,6 +319,34 @@ def test_ties_go_to_the_weakest_trust(monkeypatch: pytest.MonkeyPatch) -> None:
         assert plan(wanted(**FEW, trust="central")).best.trust is Trust.LOCAL
 
 
+SILOS: dict[str, Any] = {"unit": "example", "relation": "add-or-remove", "records": 60.0}
+HOSPITALS = SILOS | {
+    "dim": 7850, "cohort": 10, "rounds": 150, "message_bytes": 40_000, "rate": 0.1, "spread": 10.0,
+}  # fmt: skip
+
+
+@pytest.mark.slow  # sampled releases are composed by Fourier transforms
+def test_records_of_silos() -> None:
+    """Epsilon from the method's own claim; larger tables where there is less noise."""
+    sizes = {}
+    for epsilon in (0.5, 4.0):
+        answer = plan(PlanRequest(target_epsilon=epsilon, **HOSPITALS))
+        best = answer.best
+        method: Any = best.method
+        assert best.trust is Trust.DISTRIBUTED
+        assert (method.unit, method.rate, method.records) == ("example", 0.1, 60.0)
+        total = method.mechanism.claim.epsilon(delta=1e-5, rounds=150)
+        assert total == best.total
+        assert 0.99 * epsilon < float(total) <= epsilon
+        options = {(o.method.name, o.trust): o for o in (best, *answer.alternatives)}
+        sketch = options["sketch-gaussian", Trust.LOCAL]
+        sizes[epsilon] = sketch.settings["cols"]
+        # Noise in each of ten silos: ten times the variance of shared noise.
+        ratio = sketch.error.noise / options["gaussian", Trust.DISTRIBUTED].error.noise
+        assert ratio == pytest.approx(10, rel=0.03)
+    assert sizes[4.0] > 1.4 * sizes[0.5]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -334,8 +362,13 @@ def test_ties_go_to_the_weakest_trust(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"vector_norm": math.nan}, "vector_norm must be in 1e-30..1e30"),
         ({"spread": -1.0}, "spread must be >= 0 and finite"),
         ({"unit": "house"}, "unit must be one of coordinate, example, person, client"),
-        ({"unit": "person"}, "unit must be client or coordinate, got unit='person'"),
-        ({"unit": "example"}, "unit must be client or coordinate"),
+        ({"unit": "example"}, "records must be given for the units example and person"),
+        ({"records": 60.0}, "records must be given for the units example and person, and only"),
+        ({"rate": 0.5}, "rate must be in"),
+        ({"unit": "person", "records": 60.0}, "relation must be add-or-remove for unit=person"),
+        ({**SILOS, "records": 0.0}, "records must be 1..10"),
+        ({**SILOS, "rate": 1.5}, "rate must be in"),
+        ({**SILOS, "population": 2000}, "population must be the cohort"),
         ({"sampling": "random"}, "sampling must be one of shuffled, uniform, weighted, poisson"),
         ({"sampling": "poisson"}, "sampling must not be poisson but for client unit"),
     ],

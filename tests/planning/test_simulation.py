@@ -17,6 +17,7 @@ from diffsketch.methods.gate import private_mean
 from diffsketch.planning import Option, PlanRequest, Relation, Trust
 from diffsketch.planning.search import search
 from diffsketch.privacy import CohortNoise, NoiseKey
+from diffsketch.silos.messages import draw_records, encode_records
 from diffsketch.sketch import SketchKey
 from tests.helpers.library import LIBRARY
 
@@ -139,3 +140,30 @@ def test_poisson_samples_vary() -> None:
         mean = option.method.decode(total, KEY.seed(index), count=request.cohort)
         errors.append(float((mean - vector[0]).square().sum()))
     assert option.error.total == pytest.approx(float(np.mean(errors)), rel=0.15)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spread", [0.0, 3.0])
+@pytest.mark.parametrize("trust", ["distributed", "local"])
+def test_records_in_silos(spread: float, trust: str) -> None:
+    """Gradients drawn in secret, with shares of noise: each method's error, within 15%."""
+    request = PlanRequest(
+        dim=200, cohort=4, rounds=3, target_epsilon=8.0, message_bytes=600, unit="example",
+        relation="add-or-remove", records=5.0, rate=0.25, spread=spread, trust=Trust(trust),
+    )  # fmt: skip
+    key, chosen = NoiseKey.from_integer(0), [o for o in search(request) if o.trust == trust]
+    assert len(chosen) >= 1 + (trust == "distributed")
+    for option in chosen:
+        errors = []
+        for index in range(600):
+            generator, seed = torch.Generator().manual_seed(index), KEY.seed(index)
+            vectors = vectors_of(replace(request.vectors, count=80), generator)
+            total: Any = 0
+            for silo, own in enumerate(vectors.reshape(4, 20, 200)):
+                source = key.source(worker=silo, round_index=index)
+                drawn = draw_records(option.method, 20, source)
+                total = total + encode_records(option.method, [own[drawn]], seed, source)
+            found = option.method.decode(option.method.publish(total, source), seed, count=4)
+            mean = vectors.double().mean(dim=0)
+            errors.append(float((found - mean).square().sum() / mean.square().sum()))
+        assert option.error.total == pytest.approx(float(np.mean(errors)), rel=0.15), option

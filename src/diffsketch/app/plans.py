@@ -25,6 +25,7 @@ Parts: TypeAlias = tuple[Table | Text, ...]
 _WIDTH = 74  # of commands and code, so that a terminal of 80 columns breaks no line
 _TASK, _TASK_DIM = "mnist-devices", 7850  # a task of `diffsketch run`, and the weights of its model
 _TASK_DEVICES = int(TASK_DEFAULTS[_TASK]["workers"])
+_IMAGES, _ROUNDED = 50_000, 1e-6  # of the task mnist for training; between whole numbers
 
 
 def table_of(
@@ -96,9 +97,13 @@ def report_plan(plan: Plan) -> Parts:
         accounts = (
             "Flower draws nodes as it likes; accounts see to it that a client stops at its budget"
         )
+        if request.of_records:
+            accounts = "Train functions reply with SiloReply"
         strategy = f"budget={budget} for SketchStrategy and sketch_mod"
         parts.append(_said("In Flower", f"{flower}, with {strategy}. {accounts}."))
     printed = "a program" if _in_one_call(request) else "the function of a round"
+    if request.of_records:
+        printed = "the function of a silo"
     return (*parts, Text(f"In Python: --code prints {printed}."))
 
 
@@ -149,12 +154,16 @@ def explain(option: Option, request: PlanRequest) -> str:
     """Explain what an option does and gives, in a few sentences."""
     method, clip, table = option.method, option.settings["clip"], "rows" in option.settings
     shape, ratio = " x ".join(map(str, method.message_format.shape)), method.compression
-    steps = [f"sketches its vector into {shape} cells"] if table else []
+    vector, party = ("each gradient", "silo") if request.of_records else ("its vector", "client")
+    steps = [f"sketches {vector} into {shape} cells"] if table else []
     if request.unit is Unit.COORDINATE:
         steps.insert(0, f"clips each coordinate to {clip:g}")
     else:
-        steps.append(f"clips {'the table' if table else 'its vector'} to the norm {clip:g}")
+        steps.append(f"clips {'the table' if table else vector} to the norm {clip:g}")
     steps.append("rounds it to whole numbers")
+    if request.of_records:
+        steps = [f"draws each {request.unit} in secret, with probability {request.rate:g}", *steps]
+        steps.append("adds all up")
     noise, after = {
         Trust.LOCAL: (["adds noise"], ""),
         Trust.DISTRIBUTED: (
@@ -166,7 +175,7 @@ def explain(option: Option, request: PlanRequest) -> str:
     if ratio < 1.05:
         size = "about as many as" if ratio > 0.95 else f"{1 / ratio:.3g} times larger than"
     return (
-        f"{method.name}. In each round a client {', '.join([*steps, *noise])} and sends "
+        f"{method.name}. In each round a {party} {', '.join([*steps, *noise])} and sends "
         f"{method.wire_bytes:,} bytes, {size} the vector.{after} The predicted error is "
         f"{option.error.total:.3g}. All together: {option.total}."
     )
@@ -179,6 +188,17 @@ def run_command(option: Option, request: PlanRequest) -> str | None:
     """
     if request.dim != _TASK_DIM or request.members > _TASK_DEVICES or request.delta == 0:
         return None
+    if request.records is not None:
+        held = request.records / request.rate
+        whole = request.unit is Unit.EXAMPLE and request.records % 1 == 0
+        if not whole or abs(held - round(held)) > _ROUNDED or request.cohort * held > _IMAGES:
+            return None
+        settings = {n: v for n, v in option.settings.items() if n not in ("rate", "records")}
+        return _command({
+            "workers": request.cohort, "samples": round(held), "batch-size": int(request.records),
+            "rounds": request.rounds, "budget": request.target_epsilon, "delta": request.delta,
+            "method": option.method.name, **settings,
+        })  # fmt: skip
     # The task has so many devices by default, and the flag can be left out.
     every = request.members == _TASK_DEVICES
     flags: dict[str, Any] = {
@@ -210,7 +230,7 @@ def flower_plan(option: Option, request: PlanRequest) -> str | None:
 
 def _in_one_call(request: PlanRequest) -> bool:
     """Whether `private_mean` does all of it: one round, and no secret sample."""
-    return request.rounds == 1 and request.sampler is None
+    return request.rounds == 1 and request.sampler is None and not request.of_records
 
 
 def python_code(option: Option, request: PlanRequest) -> str:
@@ -225,7 +245,9 @@ def python_code(option: Option, request: PlanRequest) -> str:
     lines = wrap(listed, _WIDTH, break_on_hyphens=False)
     inside = "".join(f"\n    {line}" for line in lines) + "\n" if len(lines) > 1 else listed
     sampler = request.sampler
+    records = "inputs, labels" + ", persons" * (request.unit is Unit.PERSON)
     parts = {
+        "records": records, "rounds": request.rounds, "dim": request.dim,
         "method": f"settings = {{{inside}}}\nmethod = build_method({option.method.name!r}, "
         f"dim={request.dim}, cohort={request.cohort}, settings=settings)\n",
         "cohort": request.cohort, "norm": f"{request.vector_norm:g}",
@@ -246,6 +268,8 @@ def python_code(option: Option, request: PlanRequest) -> str:
             "sampler.draw(SecureNoise()).tolist()]\n",
         }  # fmt: skip
     name = "one_round.txt" if _in_one_call(request) else "rounds.txt"
+    if request.of_records:
+        name = "silos.txt"
     template = resources.files("diffsketch.app").joinpath("assets", name)
     return Template(template.read_text(encoding="utf-8")).substitute(parts)
 

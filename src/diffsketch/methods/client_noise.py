@@ -315,9 +315,9 @@ class ClientNoise(Method):
     ) -> dict[str, Any] | None:
         """Settings, all but the noise: Skellam noise only where it is shared by a secure sum."""
         shared, sizes = scope.trust is Trust.DISTRIBUTED, cls._sized(vectors.dim, cells)
-        few = not shared or vectors.count <= _MOST_SHARES
+        few = not shared or scope.unit is not Unit.CLIENT or vectors.count <= _MOST_SHARES
         suited = shared if cls.law is SkellamMechanism else few
-        if scope.unit is not Unit.CLIENT or not suited or sizes is None:
+        if scope.unit is Unit.COORDINATE or not suited or sizes is None:
             return None
         clip = vectors.norm
         if "cols" in sizes:

@@ -140,13 +140,14 @@ def _advice(option: Option, request: PlanRequest) -> list[str]:
         # Of a mean of n messages with noise in each, the variance falls with n; with noise in
         # their sum, with n^2.
         power = 1 if option.trust is Trust.LOCAL else 2
-        count = math.ceil(request.cohort * math.pow(factor, 1 / power))
+        count = math.ceil(request.drawn[1] * math.pow(factor, 1 / power))
         against = f" against the noise, down to {_brief(goal)}" if error.recovery >= 1 else ""
+        what = "records a round in all silos" if request.of_records else "clients a round"
         advice.append(
-            f"More clients a round{against}: {_brief(count)} instead of {request.cohort:,}; or a "
-            "larger epsilon, or fewer rounds of each client."
+            f"More {what}{against}: {_brief(count)} instead of {_brief(request.drawn[1])}; or a "
+            "larger epsilon, or fewer rounds."
         )
-        if request.trust is Trust.LOCAL and request.unit is Unit.CLIENT and request.delta:
+        if request.trust is Trust.LOCAL and request.unit is not Unit.COORDINATE and request.delta:
             advice.append(
                 "Distributed trust: if a secure sum hides single messages, noise is needed once "
                 f"and not in each of them; its part falls by a factor of up to {request.cohort:,}."
@@ -160,6 +161,12 @@ def _notes(option: Option, request: PlanRequest) -> list[str]:
         f"Predicted for dense vectors of norm {request.vector_norm:g}, not longer (they would be "
         "clipped) nor shorter (the noise would be larger beside them): --norm sets it."
     ]
+    if request.of_records:
+        notes.append(
+            "Vectors are gradients of single records: --spread says how much these differ. Sums "
+            f"are divided by {request.drawn[1]:g}, whatever was drawn: the batch and its size "
+            "stay secret."
+        )
     if request.members > request.cohort:
         passes = -(-request.rounds // (request.members // request.cohort))
         every_round = (
@@ -174,15 +181,16 @@ def _notes(option: Option, request: PlanRequest) -> list[str]:
         }
         notes.append(by_sampling.get(request.sampling, every_round))
     if option.trust is Trust.DISTRIBUTED:
+        party = "silos" if request.of_records else "clients"
         notes.append(
-            f"The noise of all {request.cohort:,} clients of a round counts: if fewer answer, the "
+            f"The noise of all {request.cohort:,} {party} of a round counts: if fewer answer, the "
             "claim is weaker (Flower's min_replies makes up for it)."
         )
         how = proposed_sum(request.cohort)
         up, down = round_bytes(how, option.method.message_format, request.cohort)
         by = {"one": "one server and the members", "two": "two aggregators that do not collude"}
         notes.append(
-            f"Summed by {by[how]}: a client sends {up:,} bytes in a round, all exchanges together, "
+            f"Summed by {by[how]}: each sends {up:,} bytes in a round, all exchanges together, "
             f"and receives {down:,} with the result; vectors without compression take "
             f"{4 * request.dim:,} each way."
         )

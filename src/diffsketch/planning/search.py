@@ -62,13 +62,17 @@ class PlanRequest:
             be in every round (`uniform`, `weighted`), or each on its own and in secret (`poisson`,
             for central trust and add-or-remove), which amplifies the guarantee.
         delta: The probability that epsilon may leave out; 0 for pure differential privacy.
-        unit: What is protected: all data of a client, or one coordinate of a vector.
+        unit: What is protected: all data of a client, one coordinate of a vector, or an example or
+            person among those that a client (a silo) holds. Its `vectors` are then gradients of
+            single records, and `cohort` is the number of silos, all of them.
         relation: Which data sets are neighbours.
         trust: Whom one is willing to trust. Methods that need less trust are considered as well.
         vector_norm: Norm that a client's vector has. What is longer will be clipped. Must be
             public: not measured on private data.
         spread: How much the vectors differ: the variance around what they have in common over
             the squared norm of what they have in common. 0 if they are all the same.
+        records: Records of a silo's message in the mean, for the units example and person.
+        rate: Probability of a record to be in a message: a secret sample, which amplifies.
 
     Raises:
         ArgumentError: A value is out of range, or they do not go together.
@@ -95,6 +99,8 @@ class PlanRequest:
     trust: TrustName = Trust.DISTRIBUTED
     vector_norm: float = 1.0
     spread: float = 0.0
+    records: float | None = None
+    rate: float = 1.0
 
     def __post_init__(self) -> None:
         for names, limit in (("dim message_bytes", 1 << 40), ("cohort rounds", 10**9)):
@@ -109,11 +115,17 @@ class PlanRequest:
         scope = Scope(self.unit, self.relation, self.trust)  # checks, and converts names
         for name in ("unit", "relation", "trust"):
             object.__setattr__(self, name, getattr(scope, name))
-        if self.unit in (Unit.EXAMPLE, Unit.PERSON):
-            raise ArgumentError(
-                f"unit must be client or coordinate, got unit='{self.unit}': plans hide all data "
-                "of a client, single examples among them"
-            )
+        needed = "be given for the units example and person, and only then"
+        check(self.of_records == (self.records is not None), "records", needed, self.records)
+        check(0 < self.rate <= 1 and (self.of_records or self.rate == 1), "rate",
+              "be in (0, 1], and 1 for clients", self.rate)  # fmt: skip
+        if self.records is not None:
+            added = scope.relation is Relation.ADD_OR_REMOVE
+            check(added, "relation", f"be add-or-remove for unit={self.unit}", scope.relation)
+            check(1 <= self.cohort * self.records <= 10**9, "records",
+                  "be 1..10**9 in all silos together", self.records)  # fmt: skip
+            everyone = self.members == self.cohort and self.sampling == "shuffled"
+            check(everyone, "population", "be the cohort: all silos take part", self.population)
         target, norm = self.target_epsilon, self.vector_norm
         check(0 < target < math.inf, "target_epsilon", "be > 0 and finite", target)
         check(1e-30 <= norm <= 1e30, "vector_norm", "be in 1e-30..1e30", norm)  # squares fit
@@ -128,7 +140,19 @@ class PlanRequest:
     @cached_property
     def vectors(self) -> Vectors:
         """The vectors of one round."""
-        return Vectors(self.dim, self.cohort, self.vector_norm, self.spread)
+        count = round(self.cohort * (self.records or 1))
+        return Vectors(self.dim, count, self.vector_norm, self.spread)
+
+    @property
+    def of_records(self) -> bool:
+        """Whether the unit is a record of a silo."""
+        return self.unit in (Unit.EXAMPLE, Unit.PERSON)
+
+    @property
+    def drawn(self) -> tuple[float, float]:
+        """Probability to be in a round's mean, in secret, and the number that is expected there."""
+        rate = self.rate if self.sampler is None else self.sampler.rate
+        return rate, self.cohort * (self.records or 1)
 
     @property
     def payload_bits(self) -> int:
@@ -282,6 +306,9 @@ class _Search:
             return None
         usual = {field.name: field.default for field in fields(self.kind)}
         settings = {name: value for name, value in settings.items() if value != usual[name]}
+        if request.of_records:
+            drawn = {"rate": request.rate, "records": request.records}
+            settings = {"unit": str(request.unit), **drawn, **settings}
         # Each method has its own scale of noise; larger levels are always more of it.
         settings |= self.kind.noise_settings(level)
         if "delta" in settings_of(self.name):
@@ -305,9 +332,10 @@ class _Search:
             settings, method = built
             if method.wire_bytes <= request.message_bytes:
                 error = method.forecast(request.vectors)
-                if request.sampler is not None:  # a sum is divided by its expected size
-                    varying = (1 - request.sampler.rate) / request.cohort
-                    error = replace(error, recovery=error.recovery + varying)
+                # A sum is divided by its expected size, and a sketch spreads what that misses.
+                rate, expected = request.drawn
+                varying = (1 - rate) / (expected * request.vectors.mean_energy)
+                error = replace(error, recovery=error.recovery + varying * (1 + error.recovery))
                 return _Draft(cells, bits, margin, settings, method, error)
             # The bits may depend on the number of cells (a sum must fit), so this is repeated.
             cells = min(request.payload_bits // method.message_format.bits, cells - 1)
