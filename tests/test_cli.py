@@ -233,3 +233,29 @@ def test_keys_are_secret_new_and_never_overwritten(here: Path) -> None:
     assert SketchKey(bytes.fromhex(printed.stdout.strip())) != first
     said = "on every client, and on the server if it must reconstruct the model"
     assert f"set DIFFSKETCH_KEY to it {said}" in printed.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--rounds 1.5", "'--rounds': it must be a whole number, got '1.5'"),
+        ("--learning-rate fast", "'--learning-rate': it must be a number, got 'fast'"),
+        ("--hashes fixd", "'--hashes': it must be one of fresh, fixed, got 'fixd'"),
+        ("--method sketsh", "got 'sketsh'; did you mean sketch or diffsketch?"),
+    ],
+)
+def test_wrong_values_are_told_in_our_words(words: str, said: str) -> None:
+    result = subprocess.run(  # noqa: S603
+        [sys.executable, "-m", "diffsketch", "run", *words.split()],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert result.returncode == 2
+    assert said in result.stderr
+    assert "Input should" not in result.stderr
+    assert "Value error" not in result.stderr
+
+
+def test_whole_numbers_may_be_written_as_powers_of_ten(tmp_path: Path) -> None:
+    small = ("--workers", "2", "--samples", "5")
+    done("run", *small, "--rounds", "1e1", "--output", tmp_path / "run")
+    assert "rounds = 10\n" in (tmp_path / "run" / "config.toml").read_text()

@@ -5,6 +5,7 @@ Commands import the rest of the package when they run, so that `--help` does not
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import inspect
 import json
@@ -42,7 +43,7 @@ from diffsketch.app.settings import (
     read_settings,
 )
 from diffsketch.app.terminal import LastingConsole
-from diffsketch.errors import ArgumentError, DiffSketchError
+from diffsketch.errors import ArgumentError, DiffSketchError, nearest
 from diffsketch.files import cores, private_folder
 
 EXIT_ERROR, EXIT_INTERRUPTED = 2, 130
@@ -61,6 +62,8 @@ _EXTRAS = {
     "duckdb": "files",
 }
 _NO_MEMORY = re.compile("can't allocate memory|out of memory")  # as PyTorch says it
+_KINDS = {"float_parsing": "be a number", "bool_parsing": "be true or false"}
+_FEW = 3  # choices that a mistake needs no hint for
 _WIDE = 20  # letters of a list of choices that leave no room for the text beside it
 
 # Not a docstring, of which every line break would be kept.
@@ -204,6 +207,9 @@ def _parameter(setting: Setting) -> inspect.Parameter:
     if not (required or setting.default in ("", None) or isinstance(setting.default, bool | list)):
         shown = f"{setting.default:g}" if setting.kind is float else str(setting.default)
     make: Any = typer.Argument if setting.argument else partial(typer.Option, setting.flag)
+    if setting.kind is int:
+        make = partial(make, parser=_whole_number)
+        metavar = metavar or "<integer>"
     if setting.kind in (Path, str) and not setting.argument:
         make = partial(make, callback=_no_option)
     declared = make(
@@ -215,6 +221,16 @@ def _parameter(setting: Setting) -> inspect.Parameter:
         setting.name, _KEYWORD, default=inspect.Parameter.empty if required else None,
         annotation=Annotated[kind if required else kind | None, declared],
     )  # fmt: skip
+
+
+def _whole_number(text: str) -> int:
+    """Parse a whole number, also one written as 1e6."""
+    with contextlib.suppress(ValueError, OverflowError):
+        return int(text)
+    with contextlib.suppress(ValueError, OverflowError):
+        if (value := float(text)).is_integer():
+            return int(value)
+    raise typer.BadParameter(f"it must be a whole number, got {text!r}")
 
 
 def _no_option(context: typer.Context, value: Any) -> Any:
@@ -699,9 +715,12 @@ def _usage_text(error: Any) -> str:
     said, cause = " ".join(error.format_message().split()), error.__cause__
     if not said:
         return ""
-    if isinstance(cause, ValidationError):  # of which Typer may leave out the value
-        got = repr(cause.errors()[0]["input"])
-        said += "" if got in said else f", got {got}"
+    if isinstance(cause, ValidationError):  # in Pydantic's words, and perhaps without the value
+        mistake, option = cause.errors()[0], said.partition(": ")[0]
+        value, names = repr(mistake["input"]), re.findall("'([^']+)'", mistake["msg"])[1:]
+        wanted = _KINDS.get(mistake["type"], f"be one of {', '.join(names)}")
+        said = f"{option}: it must {wanted}, got {value}"
+        said += f"; {nearest(str(mistake['input']), names)}" if names[_FEW:] else ""
     return f"{said} (see {f'{error.ctx.command_path} ' if error.ctx else 'diffsketch '}--help)"
 
 

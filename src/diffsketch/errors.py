@@ -121,13 +121,18 @@ def nearest(name: str, names: Iterable[str], *, see: str = "--help") -> str:
     >>> nearest("round", ["rounds", "rows", "seed"])
     'did you mean rounds?'
     """
+    names = list(names)
+    few = len(names) <= _LISTED
+    listed = f"there are {', '.join(names)}" if few else f"see {see} for all of them"
+    return did_you_mean(name, names) or listed
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """Ask whether an unknown name meant one or two of these; empty if none is like it."""
     # --batch-size and batch_size are one name to a user.
     spellings = {option.replace("-", "_"): option for option in names}
     close = difflib.get_close_matches(name.replace("-", "_"), spellings, n=2, cutoff=0.6)
-    if close:
-        return f"did you mean {' or '.join(spellings[match] for match in close)}?"
-    few = len(spellings) <= _LISTED
-    return f"there are {', '.join(spellings.values())}" if few else f"see {see} for all of them"
+    return f"did you mean {' or '.join(spellings[match] for match in close)}?" if close else ""
 
 
 # Parts of an identity that are digests, and the start of a sentence: nobody can read a digest.

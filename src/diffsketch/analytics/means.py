@@ -107,8 +107,6 @@ def private_mean(
     epsilon = 1 at delta = 1e-06 over 1 round (proven; client unit, replace, central trust)
     """
     if method is not None:
-        if not isinstance(method, Method):
-            raise ArgumentError(f"method must be a Method, got {type(method).__name__}")
         for name, value in (("bounds", bounds), ("epsilon", epsilon), ("person", person)):
             if value is not None:
                 raise ArgumentError(f"{name} must not be given with a method, got {value!r}")

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeAlias, cast, get_args, get_origi
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from diffsketch.errors import ArgumentError, DataError, nearest
+from diffsketch.errors import ArgumentError, DataError, did_you_mean, nearest
 from diffsketch.training.defaults import TASK_DEFAULTS
 
 Value: TypeAlias = bool | int | float | str | None
@@ -308,7 +308,9 @@ def _refusal(model: type[BaseModel], error: ValidationError) -> ArgumentError:
             if (limit := getattr(item, key, None)) is not None
         ]
         expected = " ".join([_TYPE_TEXT[setting.kind], " and ".join(limits)]).strip()
-    return ArgumentError(f"{name} must be {expected}, got {name}={value!r}")
+    hint = did_you_mean(str(value), setting.choices)
+    said = f"{name} must be {expected}, got {name}={value!r}"
+    return ArgumentError(f"{said}; {hint}" if hint else said)
 
 
 @dataclass(frozen=True)

@@ -6,20 +6,29 @@ Two lines in any app of Flower's Message API (flwr >= 1.41):
     strategy = SketchStrategy(FedAvg(...), plan, key=key)          in the server's
 """
 
-from diffsketch.flower.aggregation import RoundReport
-from diffsketch.flower.client import SiloReply, sketch_mod
-from diffsketch.flower.plan import (
-    FlowerPlan,
-    find_client_key,
-    find_helper,
-    find_identities,
-    find_identity,
-    find_sketch_key,
-)
-from diffsketch.flower.records import replay_totals
-from diffsketch.flower.secure import SecureAggregation, SecureClientAggregation
-from diffsketch.flower.server import SketchStrategy
-from diffsketch.flower.two import TwoAggregators
+try:
+    from diffsketch.flower.aggregation import RoundReport
+    from diffsketch.flower.client import SiloReply, sketch_mod
+    from diffsketch.flower.plan import (
+        FlowerPlan,
+        find_client_key,
+        find_helper,
+        find_identities,
+        find_identity,
+        find_sketch_key,
+    )
+    from diffsketch.flower.records import replay_totals
+    from diffsketch.flower.secure import SecureAggregation, SecureClientAggregation
+    from diffsketch.flower.server import SketchStrategy
+    from diffsketch.flower.two import TwoAggregators
+except ModuleNotFoundError as error:
+    if str(error.name).partition(".")[0] != "flwr":
+        raise
+    raise ModuleNotFoundError(
+        "diffsketch.flower needs the extra flower: in the clone of diffsketch, run "
+        'python -m pip install ".[flower,secure]"',
+        name="flwr",
+    ) from None
 
 __all__ = [
     "FlowerPlan",

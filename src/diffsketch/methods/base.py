@@ -26,7 +26,7 @@ from typing import Any, ClassVar, Literal, Self, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from diffsketch.errors import ArgumentError, MismatchError, check, check_whole
+from diffsketch.errors import ArgumentError, MismatchError, check, check_whole, did_you_mean
 from diffsketch.privacy.claim import Claim, NoClaim, Relation, Scope, Trust, Unit
 from diffsketch.privacy.clipping import CoordinateQuantizer
 from diffsketch.privacy.mechanisms.integer import IntegerMechanism
@@ -565,7 +565,9 @@ def settings_of(name: str) -> dict[str, bool]:
      'bits': False, 'cell_limit': False, 'trust': False}
     """
     if name not in METHODS:
-        raise ArgumentError(f"method must be one of {', '.join(METHODS)}, got method={name!r}")
+        said = f"method must be one of {', '.join(METHODS)}, got method={name!r}"
+        hint = did_you_mean(str(name), METHODS)
+        raise ArgumentError(f"{said}; {hint}" if hint else said)
     return {
         field.name: field.default is MISSING and field.default_factory is MISSING
         for field in fields(METHODS[name])
@@ -613,8 +615,10 @@ def build_method(name: str, *, dim: int, cohort: int, settings: Mapping[str, obj
     needed = settings_of(name)
     unknown = [key for key in settings if key not in needed]
     if unknown:
-        names = ", ".join(needed) or "none"
-        raise ArgumentError(f"method {name} has no setting {', '.join(unknown)}; it has: {names}")
+        said = f"method {name} has no setting {', '.join(unknown)}; it has: "
+        said += ", ".join(needed) or "none"
+        hint = did_you_mean(unknown[0], needed)
+        raise ArgumentError(f"{said}; {hint}" if hint else said)
     missing = [key for key, must in needed.items() if must and key not in settings]
     if missing:
         raise ArgumentError(f"method {name} needs {', '.join(missing)}")

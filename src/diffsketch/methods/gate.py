@@ -305,7 +305,8 @@ def private_mean(
     False
     """
     if not isinstance(method, Method):
-        raise ArgumentError(f"method must be a Method, got {type(method).__name__}")
+        kind = type(method).__name__
+        raise ArgumentError(f"method must be a Method, as plan(...).best.method is, got {kind}")
     if key is None:
         key = SketchKey(secrets.token_bytes(32))
     if not isinstance(key, SketchKey):

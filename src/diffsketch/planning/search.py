@@ -13,7 +13,14 @@ from typing import Any
 
 from scipy.optimize import brentq
 
-from diffsketch.errors import ArgumentError, check, check_whole
+from diffsketch.errors import (
+    ArgumentError,
+    check,
+    check_between,
+    check_delta,
+    check_positive,
+    check_whole,
+)
 from diffsketch.methods import METHODS, Method, build_method, settings_of
 from diffsketch.methods.forecast import Plannable, RelativeError, Vectors
 from diffsketch.privacy.accounting.calibration import PoissonSampler
@@ -127,9 +134,9 @@ class PlanRequest:
             everyone = self.members == self.cohort and self.sampling == "shuffled"
             check(everyone, "population", "be the cohort: all silos take part", self.population)
         target, norm = self.target_epsilon, self.vector_norm
-        check(0 < target < math.inf, "target_epsilon", "be > 0 and finite", target)
-        check(1e-30 <= norm <= 1e30, "vector_norm", "be in 1e-30..1e30", norm)  # squares fit
-        check(0 <= self.delta < 1, "delta", "be in [0, 1)", self.delta)
+        check_positive("target_epsilon", target)
+        check_between("vector_norm", norm, 1e-30, 1e30)  # squares fit
+        check_delta(self.delta)
         names = ", ".join(SAMPLINGS)
         check(self.sampling in SAMPLINGS, "sampling", f"be one of {names}", self.sampling)
         if self.sampling == "poisson":
