@@ -41,6 +41,7 @@ from benchmarks.timing import Job, available_memory, environment, extra_memory, 
 from diffsketch import CountSketch, SketchKey
 from diffsketch.errors import DiffSketchError
 from diffsketch.sketch.hashing import FAMILIES, Family, HashSeed
+from diffsketch.sketch.rounding import SumPacking
 
 # A call, what it is set beside, and the ratio of their work.
 Edge: TypeAlias = tuple[str, Callable[[], Any], str, Callable[[], Any], float]
@@ -278,11 +279,11 @@ def calls(sketch: CountSketch, vector: torch.Tensor) -> Iterator[tuple[str, Call
     yield "encode", lambda: sketch.encode(vector, seed)
     yield "encode, new seed", lambda: sketch.encode(vector, key.seed(next(rounds)))
     yield "encode, few bits", encode_few
-    lowest = -(1 << (FEW_BITS - 1))
-    packed = gpu.pack_cells(cells, bits=SUM_BITS, lowest=lowest)
+    packing = SumPacking(SUM_BITS, -(1 << (FEW_BITS - 1)), 1)
+    packed = packing.pack(cells.view(-1))
 
     def query_few() -> None:
-        gpu.unpack_cells(packed, table, bits=SUM_BITS, lowest=lowest)
+        table.view(-1).copy_(packing.unpack(packed, table.numel(), torch.float32))
         query()
 
     yield "query", query

@@ -234,12 +234,10 @@ def _entry(kernel: Any, kinds: tuple[Any, ...]) -> Any:
     """Compile what a thread does: take a number of its own, then one task after the other."""
 
     @intrinsic
-    def arguments_at(typingctx: Any, place: Any, number: Any) -> Any:
-        del typingctx, place, number
+    def arguments_at(typingctx, place, number):
         kind = types.Tuple(kinds)
 
-        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            del sig
+        def codegen(context, builder, sig, args):
             layout = context.get_value_type(kind).as_pointer()
             value = builder.load(builder.gep(builder.inttoptr(args[0], layout), [args[1]]))
             for i, each in enumerate(kinds):
@@ -253,7 +251,7 @@ def _entry(kernel: Any, kinds: tuple[Any, ...]) -> Any:
 
         return kind(types.int64, types.int64), codegen
 
-    def run(place: Any) -> None:
+    def run(place):
         number = _take(place + 16, 1)
         arguments, tasks = arguments_at(place + 24, number), _take(place + 8, 0)
         task = _take(place, 1)
@@ -268,12 +266,10 @@ def _entry(kernel: Any, kinds: tuple[Any, ...]) -> Any:
 
 
 @intrinsic
-def _take(typingctx: Any, place: Any, more: Any) -> Any:
+def _take(typingctx, place, more):
     """The number at an address, to which `more` is added at once."""
-    del typingctx, place, more
 
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        del context, sig
+    def codegen(context, builder, sig, args):
         pointer = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
         return builder.atomic_rmw("add", pointer, args[1], "monotonic")
 
@@ -281,10 +277,8 @@ def _take(typingctx: Any, place: Any, more: Any) -> Any:
 
 
 @intrinsic
-def _store_tuple(typingctx: Any, memory: Any, number: Any, arguments: Any) -> Any:
-    del typingctx, number
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+def _store_tuple(typingctx, memory, number, arguments):
+    def codegen(context, builder, sig, args):
         data = context.make_array(sig.args[0])(context, builder, args[0]).data
         first = builder.gep(data, [ir.Constant(ir.IntType(64), 3)])
         to = builder.bitcast(first, args[2].type.as_pointer())
@@ -295,7 +289,7 @@ def _store_tuple(typingctx: Any, memory: Any, number: Any, arguments: Any) -> An
 
 
 @compiled
-def _write_arguments(memory: Any, number: Any, arguments: Any) -> None:
+def _write_arguments(memory, number, arguments):
     """Write a tuple as the one with this number, after the first three words."""
     _store_tuple(memory, number, arguments)
 

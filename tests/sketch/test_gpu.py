@@ -205,25 +205,17 @@ def test_rounding_of_cells(cells: int, bits: int) -> None:
         assert torch.equal(found.cpu(), (expected != kept).sum(dim=1))
 
 
-@pytest.mark.parametrize(("bits", "count"), [(1, 1), (2, 2), (4, 16), (4, 2), (8, 3), (16, 1000)])
-@pytest.mark.parametrize("cells", [1, 9, 102_400, 100_001])
-def test_sums_of_packed_cells(cells: int, bits: int, count: int) -> None:
-    from diffsketch.sketch.kernels import gpu
-
-    kind, lowest = torch.int16 if bits > 8 else torch.int8, -(1 << (bits - 1))
+@pytest.mark.parametrize(("bits", "count"), [(1, 1), (4, 16), (16, 1000)])
+def test_sums_of_packed_cells(bits: int, count: int) -> None:
+    kind, lowest, cells = torch.int16 if bits > 8 else torch.int8, -(1 << (bits - 1)), 100_001
     packing = SumPacking(bits + (count - 1).bit_length(), lowest, count)
     messages = torch.randint(lowest, -lowest, (count, cells), dtype=kind, device="cuda")
-    total = torch.zeros(packing.words(cells), dtype=torch.int32, device="cuda")
-    for message in messages:
-        words = gpu.pack_cells(message, bits=packing.bits, lowest=lowest)
-        assert torch.equal(words, packing.pack(message))
-        total += words
-    expected = packing.unpack(total, cells)
-    assert torch.equal(expected, messages.sum(dim=0, dtype=torch.int32))
+    words = packing.pack(messages)
+    assert torch.equal(words.cpu(), packing.pack(messages.cpu()))
+    total = words.sum(dim=0, dtype=torch.int32)
     for dtype in (torch.int32, torch.int64, torch.float32):
-        out = torch.empty(cells, dtype=dtype, device="cuda")
-        gpu.unpack_cells(total, out, bits=packing.bits, lowest=count * lowest)
-        assert torch.equal(out.int(), expected)
+        summed = packing.unpack(total, cells, dtype)
+        assert torch.equal(summed.int(), messages.sum(dim=0, dtype=torch.int32))
 
 
 def test_devices_do_not_mix() -> None:

@@ -154,14 +154,14 @@ def test_refuses(settings: tuple[int, float], problem: str) -> None:
 
 @pytest.mark.parametrize(("bits", "workers"), [(1, 2), (2, 3), (4, 4), (4, 16), (8, 100), (16, 1)])
 def test_packed_words_sum_to_the_sums(bits: int, workers: int) -> None:
-    """At both ends of every field, beside others; several pieces, and a last word not full."""
+    """At both ends of every field, beside others; and last words that are not full."""
     low, width = -(2 ** (bits - 1)), bits + (workers - 1).bit_length()
     packing = SumPacking(width, low, workers)
     kind = torch.int8 if bits <= 8 else torch.int16
     generator, size = torch.Generator().manual_seed(bits), 70_000 * packing.fields + 1
     cells = torch.randint(low, -low, (workers, size), generator=generator).to(kind)
     cells[:, :3], cells[:, 3:6] = low, -low - 1
-    words = torch.stack([packing.pack(one) for one in cells])
+    words = packing.pack(cells)
     assert words.dtype == torch.int32
     assert words.shape[1] == packing.words(size) == 70_001
     total = words.sum(dim=0, dtype=torch.int32)  # wraps, as an all-reduce does

@@ -81,19 +81,16 @@ class Parts:
 
     def packed(self, message: Tensor) -> Tensor:
         """Pack a message: `(world, words)`, int32."""
-        there, fields = self.words[0], self.packing.fields
-        rows = message.new_zeros(self.world, there * fields)
+        rows = message.new_zeros(self.world, self.length + self.grid.size_cells)
         missing = self.length * self.world - self.cells
         body = torch.nn.functional.pad(message[: self.cells], (0, missing))
         rows[:, : self.length] = body.view(self.world, self.length)
-        rows[:, self.length : self.length + self.grid.size_cells] = message[self.cells :]
-        return self.packing.pack(rows.view(-1)).view(self.world, there)
+        rows[:, self.length :] = message[self.cells :]
+        return self.packing.pack(rows)
 
     def unpacked(self, words: Tensor, length: int) -> Tensor:
         """Unpack rows of words to rows of cells, `(world, length)`, float32."""
-        cells = words.shape[1] * self.packing.fields
-        values = self.packing.unpack(words.contiguous().view(-1), self.world * cells, torch.float32)
-        return values.view(self.world, cells)[:, :length]
+        return self.packing.unpack(words, length, torch.float32)
 
 
 class GroupTransport(Transport):

@@ -31,7 +31,7 @@ from diffsketch.privacy.claim import Claim, NoClaim, Relation, Scope, Trust, Uni
 from diffsketch.privacy.clipping import CoordinateQuantizer
 from diffsketch.privacy.mechanisms.integer import IntegerMechanism
 from diffsketch.privacy.simulated_noise import Noise
-from diffsketch.sketch.count_sketch import CountSketch, check_seed
+from diffsketch.sketch.count_sketch import CountSketch, check_seed, is_finite
 from diffsketch.sketch.hashing import Geometry, HashSeed
 from diffsketch.sketch.kernels.estimators import Combine
 from diffsketch.wire.formats import Cells, MessageFormat, WireError
@@ -647,14 +647,6 @@ def check_out(out: Tensor, dim: int, *, device: torch.device) -> None:
         raise ArgumentError("out must need no gradient, got one that requires it")
     if out.device != device:
         raise MismatchError(f"out must be on {device}, got one on {out.device}")
-
-
-def is_finite(values: Tensor) -> bool:
-    """Check that all values are finite.
-
-    A sum is finite only if its terms are, and quick; it may overflow, so look again then.
-    """
-    return math.isfinite(values.sum().item()) or bool(torch.isfinite(values).all())
 
 
 def check_sums(tables: Tensor) -> Tensor:

@@ -20,14 +20,13 @@ from diffsketch.methods.base import (
     Method,
     Tables,
     check_sums,
-    is_finite,
     register,
 )
 from diffsketch.methods.forecast import RelativeError, Vectors, collision_error, noise_error
 from diffsketch.privacy.claim import Claim, Trust, TrustName
 from diffsketch.privacy.clipping import centre, wrap
 from diffsketch.privacy.simulated_noise import Noise
-from diffsketch.sketch.count_sketch import CountSketch
+from diffsketch.sketch.count_sketch import CountSketch, is_finite
 from diffsketch.sketch.hashing import MAX_COLS, Family, HashSeed
 from diffsketch.sketch.kernels.estimators import COMBINES, Combine
 from diffsketch.sketch.rounding import CELL_BITS, LIMITS, CellGrid

@@ -25,6 +25,8 @@ from diffsketch.sketch.hashing import (
 from diffsketch.sketch.kernels import INPUT_TYPES, kernels_for, new_result
 from diffsketch.sketch.kernels.estimators import COMBINES, Combine
 
+_COMBINES = f"be {' or '.join(map(repr, COMBINES))}"
+
 
 @dataclass(frozen=True)
 class CountSketch:
@@ -75,9 +77,8 @@ class CountSketch:
         most = MAX_KEYS if self.family == "pairwise" else MAX_DIM
         for name, limit in (("dim", most), ("rows", MAX_ROWS), ("cols", MAX_COLS)):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise ArgumentError(f"{name} must be an int, got {name}={value!r}")
             where = " with family='blocked'" if name == "dim" and most == MAX_DIM else ""
+            check(type(value) is int, name, "be an int", value)
             check(0 < value <= limit, name, f"be in 1..{limit}{where}", value)
         layout = SketchLayout(self.dim, self.rows, self.cols, self.family)
         object.__setattr__(self, "layout", layout)
@@ -202,11 +203,7 @@ class CountSketch:
         Raises:
             ArgumentError: If `table` is not of this sketch's shape, or has a non-finite cell.
         """
-        check_seed(seed)
-        self._check_table(table)
-        _check_combine(combine)
-        if table.requires_grad:
-            table = table.detach()
+        table = self._checked(table, seed, combine)
         if out is None:
             if offset is not None:
                 raise ArgumentError("offset needs out, whose length says how many to estimate")
@@ -218,11 +215,11 @@ class CountSketch:
             if offset is None:
                 self._check_length(out, "out")
         start = self._check_span(offset, out.shape[-1])
-        is_finite = kernels_for(table.device).query(
-            table.contiguous(), seed, out,
+        is_fine = kernels_for(table.device).query(
+            table, seed, out,
             layout=self.layout, offset=start, combine=combine, validate=validate,
         )  # fmt: skip
-        if not is_finite:
+        if not is_fine:
             raise _not_finite()
         return out
 
@@ -237,16 +234,13 @@ class CountSketch:
             seed: The seed that the table was encoded with.
             combine: As in `query`.
         """
-        check_seed(seed)
-        self.check_table(table)
+        table = self._checked(table, seed, combine, finite=True)
         self._check_keys(keys)
-        _check_combine(combine)
         if keys.device != table.device:
             raise MismatchError(f"keys must be on {table.device} like the table, got {keys.device}")
         return kernels_for(table.device).query_items(
-            table.detach().contiguous(), keys.contiguous(), seed,
-            layout=self.layout, combine=combine,
-        )  # fmt: skip
+            table, keys.contiguous(), seed, layout=self.layout, combine=combine
+        )
 
     def add_residual(
         self,
@@ -273,12 +267,10 @@ class CountSketch:
             scratch: Like `out`; overwritten where it takes more than a pass, so it must not alias
                 `out` or `vector`.
         """
-        check_seed(seed)
         if isinstance(scale, bool) or not isinstance(scale, int | float):
             raise ArgumentError(f"scale must be a number, got scale={scale!r}")
         check(math.isfinite(scale), "scale", "be finite", scale)
-        self._check_table(table)
-        _check_combine(combine)
+        table = self._checked(table, seed, combine)
         if table.dim() != 2:
             raise ArgumentError(f"table must be a tensor (rows, cols), got {_describe(table)}")
         for name, value in (("out", out), ("scratch", scratch), ("vector", vector)):
@@ -286,7 +278,6 @@ class CountSketch:
             self._check_length(value, name)
         if scratch.data_ptr() in (out.data_ptr(), vector.data_ptr()):
             raise ArgumentError("scratch must be in memory of its own, not that of out or vector")
-        table = table.detach().contiguous()
         if vector.is_neg():
             vector = vector.resolve_neg()
         kernels = kernels_for(table.device)
@@ -302,15 +293,12 @@ class CountSketch:
         self, table: Tensor, seed: HashSeed, count: int, *, combine: Combine = "median"
     ) -> tuple[Tensor, Tensor]:
         """The `count` coordinates with the largest estimates in size: their values and indices."""
-        if isinstance(count, bool) or not isinstance(count, int):
-            raise ArgumentError(f"count must be an int, got count={count!r}")
+        check(type(count) is int, "count", "be an int", count)
         check(0 <= count <= self.dim, "count", f"be in 0..dim={self.dim}", count)
         self._check_dense()
-        check_seed(seed)
-        self.check_table(table)
-        _check_combine(combine)
+        table = self._checked(table, seed, combine, finite=True)
         return kernels_for(table.device).top_k(
-            table.detach().contiguous(), seed, count, layout=self.layout, combine=combine
+            table, seed, count, layout=self.layout, combine=combine
         )
 
     def norm_estimate(self, table: Tensor) -> Tensor:
@@ -318,7 +306,8 @@ class CountSketch:
 
         Needs no seed. Its relative error is about `sqrt(1 / (2 * cols))` for a single row.
         """
-        self.check_table(table)
+        self._check_table(table)
+        _check_finite(table)
         norms: Tensor = torch.linalg.vector_norm(table, dim=-1).sort(dim=-1).values
         return (norms[..., (self.rows - 1) // 2] + norms[..., self.rows // 2]) / 2
 
@@ -353,18 +342,21 @@ class CountSketch:
     def _check_span(self, offset: int | None, length: int) -> int:
         if offset is None:
             return 0
-        if isinstance(offset, bool) or not isinstance(offset, int):
-            raise ArgumentError(f"offset must be an int, got offset={offset!r}")
         last = min(self.dim, MAX_DIM) - length
-        if not 0 <= offset <= last:
-            check(False, "offset", f"be in 0..{last} for {length} coordinates", offset)
+        check(type(offset) is int, "offset", "be an int", offset)
+        check(0 <= offset <= last, "offset", f"be in 0..{last} for {length} coordinates", offset)
         return offset
 
-    def check_table(self, table: Tensor) -> None:
-        """Raise unless `table` has this sketch's shape, a floating type and finite cells."""
+    def _checked(
+        self, table: Tensor, seed: HashSeed, combine: Combine, *, finite: bool = False
+    ) -> Tensor:
+        """The table as kernels take it, if it can be read with this seed and estimator."""
+        check_seed(seed)
         self._check_table(table)
-        if not kernels_for(table.device).is_finite(table):
-            raise _not_finite()
+        check(combine in COMBINES, "combine", _COMBINES, combine)
+        if finite:
+            _check_finite(table)
+        return (table.detach() if table.requires_grad else table).contiguous()
 
     def _check_table(self, table: Tensor) -> None:
         if not isinstance(table, Tensor) or not 2 <= table.dim() <= 3:
@@ -380,6 +372,19 @@ class CountSketch:
             raise ArgumentError(f"table must be float32 or float64, got {_describe(table)}")
 
 
+def is_finite(values: Tensor) -> bool:
+    """Check that all values are finite.
+
+    A sum is finite only if its terms are, and quick; it may overflow, so look again then.
+    """
+    return math.isfinite(values.sum().item()) or bool(torch.isfinite(values).all())
+
+
+def _check_finite(table: Tensor) -> None:
+    if not is_finite(table):
+        raise _not_finite()
+
+
 def _not_finite() -> ArgumentError:
     return ArgumentError(
         "table must be finite, but it has NaN or infinite cells: a vector that was encoded had "
@@ -393,11 +398,6 @@ def check_seed(seed: HashSeed) -> None:
         raise ArgumentError(
             f"seed must be a HashSeed, as SketchKey.seed(round_index) gives, got {_describe(seed)}"
         )
-
-
-def _check_combine(combine: Combine) -> None:
-    if combine not in COMBINES:
-        check(False, "combine", f"be {' or '.join(map(repr, COMBINES))}", combine)
 
 
 def _check_offsets(offsets: Tensor, keys: Tensor) -> None:

@@ -10,7 +10,7 @@ coordinate of the pairwise family.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -76,9 +76,7 @@ def _stretches(geometry: Geometry, start: int, stop: int) -> list[tuple[range, i
 
 
 @compiled
-def _count_coordinates(
-    start: Any, stop: Any, cols: Any, words: Any, codes: Any, counts: Any
-) -> None:
+def _count_coordinates(start, stop, cols, words, codes, counts):
     """`counts[pair, a, b]`: coordinates in column a of a row and b of another, with their signs."""
     for first in range(start, stop, _CHUNK):
         count = min(_CHUNK, stop - first)
@@ -94,9 +92,7 @@ def _count_coordinates(
 
 
 @compiled
-def _count_runs(
-    start: Any, stop: Any, runs: Any, cols: Any, words: Any, codes: Any, signs: Any, counts: Any
-) -> None:
+def _count_runs(start, stop, runs, cols, words, codes, signs, counts):
     """`counts[pair, a, b]`: runs that start at column a of a row and b of another, with signs."""
     for first in range(start, stop, _CHUNK):
         count = min(_CHUNK, stop - first)
@@ -105,7 +101,7 @@ def _count_runs(
 
 
 @njit
-def _count_pairs(codes: Any, count: Any, counts: Any) -> None:
+def _count_pairs(codes, count, counts):
     pair = 0
     for j in range(codes.shape[1]):
         for k in range(j + 1):
@@ -116,7 +112,7 @@ def _count_pairs(codes: Any, count: Any, counts: Any) -> None:
 
 
 @compiled
-def _add_stretches(counts: Any, low: Any, size: Any, out: Any) -> None:
+def _add_stretches(counts, low, size, out):
     """Add each count to `size` cells of its diagonal, from `low` after its own on.
 
     What a cell gets is a sum over a window, which moves along the diagonal.
@@ -142,7 +138,7 @@ def _add_stretches(counts: Any, low: Any, size: Any, out: Any) -> None:
 
 
 @compiled
-def _multiply(upper: Any, vectors: Any, out: Any) -> None:
+def _multiply(upper, vectors, out):
     """`vectors @ upper`, a row of the matrix after the other."""
     for item in range(vectors.shape[0]):
         result = out[item]

@@ -32,7 +32,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
-from diffsketch.errors import ArgumentError, check
+from diffsketch.errors import ArgumentError, check_whole
 
 __all__ = [
     "FAMILIES",
@@ -137,18 +137,13 @@ class SketchKey:
     @classmethod
     def from_integer(cls, number: int) -> SketchKey:
         """A key for experiments, where a run is named by a number. Not a secret."""
-        if isinstance(number, bool) or not isinstance(number, int):
-            raise ArgumentError(f"number must be an int, got {type(number).__name__}")
-        check(0 <= number < 1 << 256, "number", "be in [0, 2**256)", number)
+        check_whole("number", number, least=0, most=(1 << 256) - 1)
         text = number.to_bytes(32, "little")
         return cls(hashlib.blake2b(text, digest_size=32, person=b"ds-number").digest())
 
     def seed(self, round_index: int) -> HashSeed:
         """The hash seed of a round."""
-        if isinstance(round_index, bool) or not isinstance(round_index, int):
-            raise ArgumentError(f"round_index must be an int, got {type(round_index).__name__}")
-        if not 0 <= round_index < 1 << 64:
-            check(False, "round_index", "be in [0, 2**64)", round_index)
+        check_whole("round_index", round_index, least=0, most=(1 << 64) - 1)
         text = round_index.to_bytes(8, "little")
         return HashSeed(
             hashlib.blake2b(text, key=self.secret, digest_size=32, person=b"ds-round").digest()
@@ -196,11 +191,6 @@ class SketchLayout:
 
     def __reduce__(self) -> tuple[type[SketchLayout], tuple[int, int, int, Family]]:
         return SketchLayout, (self.dim, self.rows, self.cols, self.family)
-
-    @cached_property
-    def memo(self) -> dict[Any, Any]:
-        """Values that kernels derive from the layout alone, kept for as long as it lives."""
-        return {}
 
 
 def _power_of_two_below(value: int) -> int:

@@ -241,18 +241,27 @@ class SumPacking:
         return WORD_BITS // self.bits
 
     def words(self, cells: int) -> int:
-        """Words that so many cells take."""
+        """Words that a message of this length takes."""
         return -(-cells // self.fields)
 
     def pack(self, cells: Tensor) -> Tensor:
-        """Pack one message's cells `(cells,)`, whole numbers, into words, int32."""
-        if cells.dtype not in (torch.int8, torch.int16):
-            cells = cells.to(torch.int16)  # a message has at most half the bits of a word
-        kernels = kernels_for(cells.device)
-        return kernels.pack_cells(cells.contiguous(), bits=self.bits, lowest=self.lowest)
+        """Pack messages' cells `(..., cells)`, whole numbers, into `(..., words)`, int32.
+
+        Cells that are `words` apart share a word, the first of them in its lowest bits.
+        """
+        count = cells.shape[-1]
+        size = self.words(count)
+        fields = cells.new_zeros((*cells.shape[:-1], self.fields, size), dtype=torch.int32)
+        fields.flatten(-2)[..., :count].copy_(cells).sub_(self.lowest)  # a view: it is contiguous
+        return (fields << self._shifts(cells.device)).sum(-2, dtype=torch.int32)
 
     def unpack(self, words: Tensor, cells: int, kind: torch.dtype = torch.int64) -> Tensor:
-        """Unpack a number of cells of the sum, from the sum of the words of all messages."""
-        out = torch.empty(cells, dtype=kind, device=words.device)
-        kernels, lowest = kernels_for(words.device), self.count * self.lowest
-        return kernels.unpack_cells(words.contiguous(), out, bits=self.bits, lowest=lowest)
+        """Unpack cells of the sum `(..., cells)`, from the sum of the words of all messages."""
+        fields = words.unsqueeze(-2) >> self._shifts(words.device)
+        # A shift of a negative word brings ones from above: the mask takes them away.
+        fields.bitwise_and_((1 << self.bits) - 1).add_(self.count * self.lowest)
+        return fields.flatten(-2)[..., :cells].to(kind)
+
+    def _shifts(self, device: torch.device) -> Tensor:
+        ends = self.fields * self.bits
+        return torch.arange(0, ends, self.bits, dtype=torch.int32, device=device)[:, None]

@@ -49,7 +49,7 @@ def summaries(vectors: Array, place: int) -> tuple[Array, Array]:
 
 
 @njit(fastmath={"reassoc", "contract"})  # sums are cut into lanes, always in the same way
-def _spread(vector: Any) -> Any:
+def _spread(vector):
     total = 0.0
     for i in range(vector.size):
         total += np.float64(vector[i])
@@ -61,10 +61,7 @@ def _spread(vector: Any) -> Any:
 
 
 @compiled(fastmath={"reassoc", "nnan", "nsz"})
-def _summaries(
-    task: Any, tasks: Any, vectors: Any, place: Any, sizes: Any, spreads: Any, limits: Any,
-    bits: Any, left: Any,
-) -> None:  # fmt: skip
+def _summaries(task, tasks, vectors, place, sizes, spreads, limits, bits, left):
     """Bisect for the size at a place, where each count is one vectorised pass.
 
     `bits` are those of the `limits`: the two ends, and the middle. Positive numbers are in the

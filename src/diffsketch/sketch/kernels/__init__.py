@@ -90,18 +90,6 @@ class Kernels(Protocol):
         step.
         """
 
-    def pack_cells(self, cells: Tensor, *, bits: int, lowest: int) -> Tensor:
-        """Cells `(cells,)` less the lowest number, in words, int32.
-
-        A word has as many fields of so many bits as fit, from the lowest bits on.
-        """
-
-    def unpack_cells(self, words: Tensor, out: Tensor, *, bits: int, lowest: int) -> Tensor:
-        """Write the fields of words, and the lowest number added, to `out`."""
-
-    def is_finite(self, table: Tensor) -> bool:
-        """Whether no cell is NaN or infinite."""
-
 
 @cache
 def kernels_for(device: torch.device) -> Kernels:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -54,16 +55,9 @@ class _Plan(NamedTuple):
     width: int  # columns of partial tables
 
 
+@lru_cache(maxsize=1024)
 def _plan(length: int, layout: SketchLayout, itemsize: int) -> _Plan:
     """All follows from the sizes alone, and so does the order of additions."""
-    key = length, itemsize
-    plan: _Plan | None = layout.memo.get(key)
-    if plan is None:
-        plan = layout.memo[key] = _make_plan(length, layout, itemsize)
-    return plan
-
-
-def _make_plan(length: int, layout: SketchLayout, itemsize: int) -> _Plan:
     rows, cols, block = layout.rows, layout.cols, layout.geometry.block
     serial, is_pairwise, width = length < _LONG, layout.family == "pairwise", cols
     if is_pairwise:
@@ -475,46 +469,6 @@ def _fourth_powers(cells: Any, scale: Any) -> Any:
         square = (cells[i] * scale) * (cells[i] * scale)
         total += square * square
     return np.float64(total)
-
-
-def pack_cells(cells: Tensor, *, bits: int, lowest: int) -> Tensor:
-    """Cells `(cells,)` less the lowest number, in words, int32: fields from the lowest bits on."""
-    source, fields = cells.numpy(), 32 // bits
-    words = np.empty(-(-len(source) // fields), np.int32)
-    tasks = -(-len(words) // _PIECE)
-    run_tasks(_pack_piece, tasks, threads_for(len(source)), source, bits, fields, lowest, words)
-    return torch.from_numpy(words)
-
-
-def unpack_cells(words: Tensor, out: Tensor, *, bits: int, lowest: int) -> Tensor:
-    """Write the fields of words, and the lowest number added, to `out`."""
-    source, cells, fields = words.numpy(), out.numpy(), 32 // bits
-    tasks = -(-len(source) // _PIECE)
-    run_tasks(_unpack_piece, tasks, threads_for(len(cells)), source, bits, fields, lowest, cells)
-    return out
-
-
-@compiled
-def _pack_piece(task: Any, cells: Any, bits: Any, fields: Any, lowest: Any, words: Any) -> None:
-    for word in range(task * _PIECE, min((task + 1) * _PIECE, words.size)):
-        value, first = np.uint32(0), word * fields
-        for field in range(min(fields, cells.size - first)):
-            value |= np.uint32(cells[first + field] - lowest) << np.uint32(field * bits)
-        words[word] = np.int32(value)
-
-
-@compiled
-def _unpack_piece(task: Any, words: Any, bits: Any, fields: Any, lowest: Any, cells: Any) -> None:
-    mask = np.uint32((1 << bits) - 1)
-    for word in range(task * _PIECE, min((task + 1) * _PIECE, words.size)):
-        value, first = np.uint32(words[word]), word * fields
-        for field in range(min(fields, cells.size - first)):
-            cells[first + field] = np.int64((value >> np.uint32(field * bits)) & mask) + lowest
-
-
-def is_finite(table: Tensor) -> bool:
-    """Whether no cell is NaN or infinite."""
-    return bool(torch.isfinite(table).all())
 
 
 class _Short(NamedTuple):

@@ -7,8 +7,6 @@ signs are flipped. `signs[:, k]` are the step and the start of the block's own s
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numba import njit, uint32, uint64
 
@@ -23,7 +21,7 @@ PIECE = 1 << 12  # coordinates of a long block that stay in the first-level cach
 
 
 @njit(inline="always")
-def mix64(value: Any, first_key: Any, second_key: Any) -> Any:
+def mix64(value, first_key, second_key):
     """`diffsketch.sketch.hashing.mix64`."""
     z = value + first_key
     z = (z ^ (z >> uint64(30))) * uint64(0xBF58476D1CE4E5B9)
@@ -33,10 +31,7 @@ def mix64(value: Any, first_key: Any, second_key: Any) -> Any:
 
 
 @compiled
-def hash_blocks(
-    first: Any, count: Any, runs: Any, cols: Any, block: Any, words: Any, top: Any, rows: Any,
-    stride: Any, codes: Any, signs: Any,
-) -> None:  # fmt: skip
+def hash_blocks(first, count, runs, cols, block, words, top, rows, stride, codes, signs):
     """Codes and signs of `count` blocks from `first` on, in `rows` rows from `top` on.
 
     A block that starts at column `c` of row `top + j` has its place at `j * stride + c`.
@@ -60,7 +55,7 @@ def hash_blocks(
 
 
 @compiled
-def all_finite(tables: Any) -> Any:
+def all_finite(tables):
     """Whether no cell is NaN or infinite."""
     bad, cells = 0, tables.reshape(-1)
     for i in range(cells.size):
@@ -69,7 +64,7 @@ def all_finite(tables: Any) -> Any:
 
 
 @compiled
-def add_tables(tables: Any, out: Any, past: Any) -> None:
+def add_tables(tables, out, past):
     """Add partial tables `(items, tables, rows, width)` to those of the items, in their order.
 
     `past` numbers that lie past the end of a row are for its start.
@@ -86,10 +81,7 @@ def add_tables(tables: Any, out: Any, past: Any) -> None:
 
 
 @compiled
-def encode_short(
-    task: Any, tasks: Any, vectors: Any, out: Any, lead: Any, block: Any, copies: Any, width: Any,
-    codes: Any, signs: Any, add: Any, scratch: Any,
-) -> None:  # fmt: skip
+def encode_short(task, tasks, vectors, out, lead, block, copies, width, codes, signs, add, scratch):
     """Tables of short vectors that begin `lead` coordinates into their first block.
 
     Blocks take turns on several tables with longer rows, in `scratch`: a load that overlaps a store
@@ -120,10 +112,7 @@ def encode_short(
 
 
 @compiled
-def query_short(
-    task: Any, tasks: Any, outs: Any, tables: Any, lead: Any, block: Any, width: Any, codes: Any,
-    signs: Any, combine: Any, scratch: Any,
-) -> None:  # fmt: skip
+def query_short(task, tasks, outs, tables, lead, block, width, codes, signs, combine, scratch):
     """Estimates of short vectors that begin `lead` coordinates into their first block.
 
     `scratch` is for a table whose rows repeat their start, so that no block has to go around the
@@ -150,9 +139,8 @@ def query_short(
 
 @compiled
 def encode(
-    task: Any, vectors: Any, offset: Any, tables: Any, parts: Any, shares: Any, bands: Any,
-    cols: Any, block: Any, runs: Any, words: Any, codes: Any, signs: Any,
-) -> None:  # fmt: skip
+    task, vectors, offset, tables, parts, shares, bands, cols, block, runs, words, codes, signs
+):
     """Add a part of a vector to a share of the units of its tables; a unit is a band of a row.
 
     The tables of a part, of zeros at first, may have longer rows: what lies past their end is for
@@ -215,10 +203,9 @@ def encode(
 
 @compiled
 def query(
-    task: Any, tables: Any, outs: Any, offset: Any, parts: Any, cols: Any, block: Any, runs: Any,
-    words: Any, combine: Any, codes: Any, signs: Any, scratch: Any, ends: Any, border: Any,
-    phase: Any,
-) -> None:  # fmt: skip
+    task, tables, outs, offset, parts, cols, block, runs, words, combine, codes, signs, scratch,
+    ends, border, phase,
+):  # fmt: skip
     """Estimates of a part of a vector; rows of the table may be longer and repeat their start."""
     rows, width, size, length = tables.shape[1], tables.shape[2], tables.itemsize, outs.shape[1]
     table, out = tables[task // parts], outs[task // parts]
@@ -278,7 +265,7 @@ def query(
 
 
 @njit(fastmath={"contract"})
-def add_missed(out: Any, vector: Any, estimates: Any, scale: Any) -> None:
+def add_missed(out, vector, estimates, scale):
     """Add `scale` times what estimates miss of a vector."""
     for i in range(out.size):
         out[i] += scale * (vector[i] - estimates[i])
@@ -286,10 +273,9 @@ def add_missed(out: Any, vector: Any, estimates: Any, scale: Any) -> None:
 
 @compiled
 def add_residual(
-    task: Any, tables: Any, out: Any, vector: Any, scale: Any, cols: Any, block: Any, runs: Any,
-    words: Any, combine: Any, codes: Any, signs: Any, scratch: Any, ends: Any, border: Any,
-    phase: Any, estimates: Any,
-) -> None:  # fmt: skip
+    task, tables, out, vector, scale, cols, block, runs, words, combine, codes, signs, scratch,
+    ends, border, phase, estimates,
+):  # fmt: skip
     """Add what the estimates of a piece of a vector miss of it; a piece is as long as `estimates`.
 
     They are still in the caches when they are used.

@@ -6,8 +6,6 @@ the other, with the sign bits of all rows; then the cells are looked up.
 
 from __future__ import annotations
 
-from typing import Any
-
 from numba import int64, njit, uint32, uint64
 
 from diffsketch.compiled import compiled
@@ -17,9 +15,7 @@ from diffsketch.sketch.kernels.cpu_pairwise import PIECE
 
 
 @njit
-def _hash_signs(
-    keys: Any, block: Any, runs: Any, words: Any, bits: Any, numbers: Any, places: Any
-) -> None:
+def _hash_signs(keys, block, runs, words, bits, numbers, places):
     """Write the sign bits of keys: of the first 32 rows, and of the others.
 
     In the blocked family (`block` is not 0) it is one bit for all rows, and each key's run is
@@ -42,10 +38,7 @@ def _hash_signs(
 
 
 @njit
-def _hash_columns(
-    keys: Any, row: Any, cols: Any, block: Any, words: Any, bits: Any,
-    numbers: Any, places: Any, cells: Any,
-) -> None:  # fmt: skip
+def _hash_columns(keys, row, cols, block, words, bits, numbers, places, cells):
     """Write the columns of keys in a row; in the blocked family, flip the signs of some runs."""
     low, high, add, wide = words[2 + 3 * row], words[3 + 3 * row], words[4 + 3 * row], uint64(cols)
     if block:
@@ -62,7 +55,7 @@ def _hash_columns(
 
 
 @njit
-def _sign(values: Any, at: Any, flips: Any, bit: Any, count: Any, signed: Any) -> None:
+def _sign(values, at, flips, bit, count, signed):
     """Write values, or the only one, with their signs in a row."""
     if values.size == 1:
         for k in range(uint64(count)):
@@ -76,17 +69,16 @@ def _sign(values: Any, at: Any, flips: Any, bit: Any, count: Any, signed: Any) -
 
 
 @njit
-def _add(cells: Any, signed: Any, count: Any, table: Any, begin: Any) -> None:
+def _add(cells, signed, count, table, begin):
     for k in range(uint64(count)):
         table[begin + uint64(cells[k])] += signed[k]
 
 
 @compiled
 def encode(
-    task: Any, keys: Any, values: Any, starts: Any, tables: Any, shares: Any, groups: Any,
-    block: Any, runs: Any, words: Any, bits: Any, numbers: Any, places: Any, cells: Any,
-    signed: Any, owners: Any,
-) -> None:  # fmt: skip
+    task, keys, values, starts, tables, shares, groups, block, runs, words, bits, numbers, places,
+    cells, signed, owners,
+):  # fmt: skip
     """Add the values of a group of tables to a share of their rows.
 
     A table has the items from its `starts` to the next one's; a single value is that of all.
@@ -117,9 +109,9 @@ def encode(
 
 @compiled
 def query(
-    task: Any, tables: Any, outs: Any, keys: Any, parts: Any, block: Any, runs: Any, words: Any,
-    combine: Any, rows_at: Any, bits: Any, numbers: Any, places: Any, cells: Any, values: Any,
-) -> None:  # fmt: skip
+    task, tables, outs, keys, parts, block, runs, words, combine, rows_at, bits, numbers, places,
+    cells, values,
+):  # fmt: skip
     """Estimates of a part of the keys. `rows_at` says, as codes, where rows of `values` begin.
 
     `values` have a last row for results.

@@ -38,12 +38,12 @@ class Lanes:
         self.bits = ir.VectorType(ir.IntType(8 * itemsize), self.count)
         self.words = ir.VectorType(I32, self.count)
 
-    def pointer(self, array: Any, index: Any) -> Any:
+    def pointer(self, array, index):
         """Pointer to the vector that begins with an array's number `index`."""
         place = self.builder.gep(array, [index])
         return self.builder.bitcast(place, self.real.as_pointer())
 
-    def load(self, pointer: Any, count: Any = None) -> Any:
+    def load(self, pointer, count=None):
         """The vector at a pointer; or its first `count` lanes and zeros, reading no further."""
         if count is None:
             return self.builder.load(pointer, align=self.size)
@@ -51,7 +51,7 @@ class Lanes:
         name = f"llvm.masked.load.{self.suffix}.p0"
         return self.call(name, self.real, pointer, align, self._below(count), zeros)
 
-    def load_words(self, array: Any, index: Any) -> Any:
+    def load_words(self, array, index):
         """The 32-bit words from `index` on, one for each lane."""
         place = self.builder.gep(array, [index])
         return self.builder.load(self.builder.bitcast(place, self.words.as_pointer()), align=4)
@@ -70,7 +70,7 @@ class Lanes:
             metadata = self.builder.module.add_metadata([ir.Constant(I32, 1)])
             store.set_metadata("nontemporal", metadata)
 
-    def prefetch(self, pointer: Any, ahead: Any) -> None:
+    def prefetch(self, pointer, ahead):
         """Ask for the line of the cache that is so many bytes after a pointer."""
         place = self.builder.ptrtoint(pointer, I64)
         there = self.builder.inttoptr(self.builder.add(place, ahead), self.real.as_pointer())
@@ -83,18 +83,18 @@ class Lanes:
         function = cgutils.get_or_insert_function(self.builder.module, kind, name)
         return self.builder.call(function, args, fastmath=fastmath)
 
-    def _below(self, count: Any) -> Any:
+    def _below(self, count):
         lanes = ir.Constant(self.words, list(range(self.count)))
         return self.builder.icmp_signed("<", lanes, self.splat(self.builder.trunc(count, I32)))
 
-    def splat(self, value: Any) -> Any:
+    def splat(self, value):
         """The value in every lane."""
         undefined = ir.Constant(ir.VectorType(value.type, self.count), ir.Undefined)
         vector = self.builder.insert_element(undefined, value, ir.Constant(I32, 0))
         zeros = ir.Constant(self.words, [0] * self.count)
         return self.builder.shuffle_vector(vector, undefined, zeros)
 
-    def flip(self, value: Any, words: Any) -> Any:
+    def flip(self, value, words):
         """`value` with its signs flipped where the top bits of `words` are set."""
         builder = self.builder
         mask = builder.and_(words, ir.Constant(self.words, [1 << 31] * self.count))
@@ -103,41 +103,36 @@ class Lanes:
             mask = builder.shl(mask, ir.Constant(self.bits, [32] * self.count))
         return builder.bitcast(builder.xor(builder.bitcast(value, self.bits), mask), self.real)
 
-    def ramp(self, step: Any, phase: Any) -> Any:
+    def ramp(self, step, phase):
         """Words `phase + step * i` of the lanes `i`."""
         lanes = ir.Constant(self.words, list(range(self.count)))
         return self.builder.add(self.splat(phase), self.builder.mul(self.splat(step), lanes))
 
 
-def _data(context: Any, builder: Any, kind: Any, array: Any) -> Any:
+def _data(context, builder, kind, array):
     return context.make_array(kind)(context, builder, array).data
 
 
 @intrinsic
-def address(typingctx: Any, array: Any) -> Any:
+def address(typingctx, array):
     """An array's address, as a signed integer. The array must outlive its use."""
-    del typingctx
 
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    def codegen(context, builder, sig, args):
         return builder.ptrtoint(_data(context, builder, sig.args[0], args[0]), I64)
 
     return types.int64(array), codegen
 
 
 @intrinsic
-def add_signed(
-    typingctx: Any, table: Any, at: Any, codes: Any, first: Any, rows: Any, source: Any,
-    begin: Any, count: Any, step: Any, phase: Any,
-) -> Any:  # fmt: skip
+def add_signed(typingctx, table, at, codes, first, rows, source, begin, count, step, phase):
     """Add `source[begin + i]` for `i < count`, negative if `phase + step * i` has its top bit set.
 
     They are added in each row to `table[at + (code >> 1) + i]` with the row's code of
     `codes[first : first + rows]`, and all subtracted instead if that is odd. Places are those in
     memory, for arrays of any shape.
     """
-    del typingctx, at, first, rows, begin, count, step, phase
 
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    def codegen(context, builder, sig, args):
         lanes = Lanes(builder, sig.args[0].dtype.bitwidth // 8)
         to, code_at, origin = (_data(context, builder, sig.args[k], args[k]) for k in (0, 2, 5))
         at, first, rows, begin, count, step, phase = args[1], *args[3:5], *args[6:]
@@ -145,12 +140,12 @@ def add_signed(
         jump = lanes.splat(builder.mul(step, ir.Constant(I32, lanes.count)))
         signs = cgutils.alloca_once(builder, lanes.words)
 
-        def add(value: Any, place: Any, flip: Any, rest: Any = None) -> None:
+        def add(value, place, flip, rest=None):
             cells = lanes.pointer(to, place)
             value = lanes.flip(value, flip)
             lanes.store(builder.fadd(lanes.load(cells, rest), value), cells, rest)
 
-        def each_row(emit: Any) -> None:
+        def each_row(emit):
             with cgutils.for_range(builder, rows) as row:
                 place = builder.add(first, row.index)
                 code = builder.load(builder.gep(code_at, [place]))
@@ -164,7 +159,7 @@ def add_signed(
                 each_row(lambda place, top: add(signed, place, lanes.splat(top)))
             with more:
 
-                def add_all(place: Any, top: Any) -> None:
+                def add_all(place, top):
                     builder.store(lanes.ramp(step, builder.add(phase, top)), signs)
                     with cgutils.for_range_slice(builder, _long(0), whole, each, I64) as (k, _):
                         value = lanes.load(lanes.pointer(origin, builder.add(begin, k)))
@@ -183,14 +178,13 @@ def add_signed(
 
 
 @intrinsic
-def hash_group(typingctx: Any, cells: Any, at: Any, start: Any, step: Any, cols: Any) -> Any:
+def hash_group(typingctx, cells, at, start, step, cols):
     """Write the columns of 16 coordinates to `cells` from `at` on.
 
     They are the upper halves of `start + step * i`, brought to `[0, cols)`.
     """
-    del typingctx, at, start, step, cols
 
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    def codegen(context, builder, sig, args):
         lanes, (start, step, cols) = Lanes(builder, 4), args[2:]
         wide = ir.VectorType(I64, GROUP)
         half, ramp = ir.Constant(wide, [32] * GROUP), ir.Constant(wide, list(range(GROUP)))
@@ -207,14 +201,10 @@ def hash_group(typingctx: Any, cells: Any, at: Any, start: Any, step: Any, cols:
 
 
 @intrinsic
-def flip_group(
-    typingctx: Any, values: Any, at: Any, source: Any, begin: Any, count: Any, bits: Any,
-    first: Any, bit: Any,
-) -> Any:  # fmt: skip
+def flip_group(typingctx, values, at, source, begin, count, bits, first, bit):
     """Copy 16 numbers, the first `count` of them and zeros, signed by that bit of their `bits`."""
-    del typingctx, at, begin, count, first, bit
 
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    def codegen(context, builder, sig, args):
         lanes = Lanes(builder, sig.args[0].dtype.bitwidth // 8)
         to, origin, words_at = (_data(context, builder, sig.args[k], args[k]) for k in (0, 2, 5))
         at, begin, count, first, bit = args[1], *args[3:5], *args[6:]
@@ -242,11 +232,10 @@ def flip_group(
 
 
 @intrinsic
-def call(typingctx: Any, function: Any, arguments: Any) -> Any:
+def call(typingctx, function, arguments):
     """Call a `compiled_callback` by its address with a tuple of integers."""
-    del typingctx, function
 
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    def codegen(context, builder, sig, args):
         longs = [
             context.cast(builder, builder.extract_value(args[1], i), kind, types.int64)
             for i, kind in enumerate(sig.args[1])
@@ -295,7 +284,7 @@ def _each_vector(lanes: Lanes, rows: int, args: Any, emit: Any) -> None:
     code_at, each = builder.inttoptr(codes, I64.as_pointer()), _long(lanes.count)
     moved = cgutils.alloca_once(builder, lanes.words)
 
-    def each_block(emit_block: Any) -> None:
+    def each_block(emit_block):
         with cgutils.for_range(builder, blocks) as block:
             places, flips = [], []
             for j in range(rows):
@@ -307,7 +296,7 @@ def _each_vector(lanes: Lanes, rows: int, args: Any, emit: Any) -> None:
             step, phase = (builder.load(builder.gep(at, [block.index])) for at in words)
             emit_block(block.index, places, flips, step, lanes.ramp(step, phase))
 
-    def loop(block: Any, places: Any, flips: Any, step: Any, signs: Any) -> None:
+    def loop(block, places, flips, step, signs):
         builder.store(signs, moved)
         jump = lanes.splat(builder.mul(step, ir.Constant(I32, lanes.count)))
         with cgutils.for_range_slice(builder, _long(0), count, each, I64) as (k, _):
@@ -335,18 +324,12 @@ def adder(rows: int, itemsize: int) -> Any:
     """
 
     @intrinsic
-    def add_blocks(
-        typingctx: Any, to: Any, source: Any, codes: Any, blocks: Any, count: Any, steps: Any,
-        phases: Any, mask: Any, apart: Any, ahead: Any,
-    ) -> Any:  # fmt: skip
-        del typingctx, to, source, codes, blocks, count, steps, phases, mask, apart, ahead
-
-        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            del sig
+    def add_blocks(typingctx, to, source, codes, blocks, count, steps, phases, mask, apart, ahead):
+        def codegen(context, builder, sig, args):
             lanes, count, (mask, apart, ahead) = Lanes(builder, itemsize), args[4], args[7:]
             to, source = (builder.inttoptr(at, lanes.real.element.as_pointer()) for at in args[:2])
 
-            def add(block: Any, k: Any, places: Any, flips: Any, signs: Any) -> None:
+            def add(block, k, places, flips, signs):
                 begin = lanes.pointer(source, builder.add(builder.mul(block, count), k))
                 lanes.prefetch(begin, ahead)
                 value = lanes.flip(lanes.load(begin, count), signs)
@@ -361,10 +344,7 @@ def adder(rows: int, itemsize: int) -> Any:
 
         return types.void(*[types.int64] * 10), codegen
 
-    def add(
-        to: Any, source: Any, codes: Any, blocks: Any, count: Any, steps: Any, phases: Any,
-        mask: Any, apart: Any, ahead: Any,
-    ) -> None:  # fmt: skip
+    def add(to, source, codes, blocks, count, steps, phases, mask, apart, ahead):
         add_blocks(to, source, codes, blocks, count, steps, phases, mask, apart, ahead)
 
     return compiled_callback(add, 10, f"add_{rows}_{itemsize}")
@@ -386,19 +366,13 @@ def combiner(
     """
 
     @intrinsic
-    def combine_rows(
-        typingctx: Any, to: Any, table: Any, codes: Any, blocks: Any, count: Any, steps: Any,
-        phases: Any,
-    ) -> Any:  # fmt: skip
-        del typingctx, to, table, codes, blocks, count, steps, phases
-
-        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            del sig
+    def combine_rows(typingctx, to, table, codes, blocks, count, steps, phases):
+        def codegen(context, builder, sig, args):
             lanes = Lanes(builder, itemsize)
             to, table = (builder.inttoptr(at, lanes.real.element.as_pointer()) for at in args[:2])
             words = [builder.inttoptr(at, I32.as_pointer()) for at in args[5:]]
 
-            def estimate(block: Any, k: Any, places: Any, flips: Any, signs: Any) -> None:
+            def estimate(block, k, places, flips, signs):
                 if lanewise:
                     halves = [lanes.load_words(at, k) for at in words[: 1 + rows // 33]]
                     flips = [
@@ -420,9 +394,7 @@ def combiner(
 
         return types.void(*[types.int64] * 7), codegen
 
-    def estimate(
-        to: Any, table: Any, codes: Any, blocks: Any, count: Any, steps: Any, phases: Any
-    ) -> None:
+    def estimate(to, table, codes, blocks, count, steps, phases):
         combine_rows(to, table, codes, blocks, count, steps, phases)
 
     name = f"{combine}_{rows}_{itemsize}_{stream:d}{lanewise:d}"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from numba import njit, uint32, uint64
 
 from diffsketch.compiled import compiled
@@ -18,7 +16,7 @@ LINEAR = 1 << 32  # up to its next multiple, columns follow from one another by 
 
 
 @njit
-def _hash_bits(first: Any, count: Any, words: Any, bits: Any) -> None:
+def _hash_bits(first, count, words, bits):
     """Sign bits of consecutive coordinates: of the first 32 rows, and of the others."""
     first_key, second_key, lower, upper = words[0], words[1], bits[0, :count], bits[1, :count]
     for k in range(count):
@@ -29,7 +27,7 @@ def _hash_bits(first: Any, count: Any, words: Any, bits: Any) -> None:
 
 
 @njit(inline="always")
-def _linear(first: Any, row: Any, words: Any) -> Any:
+def _linear(first, row, words):
     """The number whose upper half gives the column of a coordinate, and the step to the next."""
     low, high, add = words[2 + 3 * row], words[3 + 3 * row], words[4 + 3 * row]
     i = uint64(first)
@@ -37,10 +35,7 @@ def _linear(first: Any, row: Any, words: Any) -> Any:
 
 
 @njit
-def _scatter(
-    first: Any, count: Any, row: Any, cols: Any, words: Any, vectors: Any, begin: Any, bits: Any,
-    table: Any, at: Any, apart: Any, cells: Any, values: Any,
-) -> None:  # fmt: skip
+def _scatter(first, count, row, cols, words, vectors, begin, bits, table, at, apart, cells, values):
     """Add coordinates to their columns of a row.
 
     They are in the order of memory from `vectors[begin]` and `table[at]` on, and take turns on
@@ -62,10 +57,7 @@ def _scatter(
 
 
 @njit
-def _gather(
-    first: Any, count: Any, row: Any, cols: Any, words: Any, table: Any, at: Any, cells: Any,
-    values: Any, to: Any,
-) -> None:  # fmt: skip
+def _gather(first, count, row, cols, words, table, at, cells, values, to):
     """Copy the cells of coordinates from a row, in the same way; to whole groups of `values`."""
     start, step = _linear(first, row, words)
     origin, wide, target = uint64(at), uint64(cols), uint64(to)
@@ -79,10 +71,7 @@ def _gather(
 
 
 @compiled
-def encode(
-    task: Any, vectors: Any, offset: Any, tables: Any, parts: Any, shares: Any, words: Any,
-    bits: Any, values: Any, private: Any,
-) -> None:  # fmt: skip
+def encode(task, vectors, offset, tables, parts, shares, words, bits, values, private):
     """Add a part of a vector to a share of the rows of its tables.
 
     Coordinates take turns on the tables of a part, if it has `COPIES`: in a short row, an addition
@@ -118,10 +107,7 @@ def encode(
 
 
 @compiled
-def query(
-    task: Any, tables: Any, outs: Any, offset: Any, parts: Any, words: Any, combine: Any,
-    places: Any, bits: Any, values: Any,
-) -> None:  # fmt: skip
+def query(task, tables, outs, offset, parts, words, combine, places, bits, values):
     """Estimates of a part of a vector. `places` are where rows of `values` begin, as codes.
 
     `values` have a last row for results.
@@ -150,10 +136,7 @@ def query(
 
 
 @compiled
-def add_residual(
-    task: Any, tables: Any, out: Any, vector: Any, scale: Any, words: Any, combine: Any,
-    places: Any, bits: Any, values: Any, estimates: Any,
-) -> None:  # fmt: skip
+def add_residual(task, tables, out, vector, scale, words, combine, places, bits, values, estimates):
     """Add what estimates miss, as the blocked family's."""
     first = task * estimates.size
     part = estimates[: out.size - first]

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from numba import njit, uint64
 
 from diffsketch.compiled import compiled
 
 
 @njit(inline="always")
-def _turn(value: Any, bits: Any) -> Any:
+def _turn(value, bits):
     return (value << uint64(bits)) | (value >> uint64(64 - bits))
 
 
 @njit(inline="always")
-def _rounds(count: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+def _rounds(count, a, b, c, d):
     for _ in range(count):
         a, c = a + b, c + d
         b, d = _turn(b, 13) ^ a, _turn(d, 16) ^ c
@@ -26,7 +24,7 @@ def _rounds(count: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
 
 
 @compiled
-def siphash(data: Any, offsets: Any, first_key: Any, second_key: Any, out: Any) -> None:
+def siphash(data, offsets, first_key, second_key, out):
     """SipHash-2-4 of the bytes from `offsets[i]` to the next one, for each number `i` of `out`."""
     for i in range(out.size):
         a, b = first_key ^ uint64(0x736F6D6570736575), second_key ^ uint64(0x646F72616E646F6D)

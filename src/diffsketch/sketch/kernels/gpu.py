@@ -32,12 +32,10 @@ from diffsketch.sketch.kernels.gpu_triton import (
     add_partials_kernel,
     encode_narrow_kernel,
     encode_wide_kernel,
-    pack_kernel,
     query_narrow_kernel,
     query_wide_kernel,
     round_kernel,
     scatter_kernel,
-    unpack_kernel,
 )
 
 # Tile sizes and warps: the fastest of those tried on an H200.
@@ -219,13 +217,6 @@ def top_k(
     return estimates.gather(-1, indices), indices
 
 
-def is_finite(table: Tensor) -> bool:
-    """Whether no cell is NaN or infinite; waits for the device."""
-    if not table.numel():
-        return True
-    return math.isfinite(torch.linalg.vector_norm(table, ord=math.inf).item())
-
-
 def round_cells(
     tables: Tensor, step: float, bits: int, keys: Tensor, out: Tensor, *, shift: float, order: float
 ) -> tuple[Tensor, Tensor]:
@@ -241,25 +232,6 @@ def round_cells(
             launch = _round_plan(*tables.shape, out.stride(0), bits, out.dtype, tables.device)
             launch(source, counted, out, numbers=(1 / step,))
     return counted[:, 2], norms
-
-
-def pack_cells(cells: Tensor, *, bits: int, lowest: int) -> Tensor:
-    """Cells `(cells,)`, int8 or int16, less the lowest number, in words, int32.
-
-    A word has as many fields of so many bits as fit, from the lowest bits on.
-    """
-    launch, words = _pack_plan(cells.numel(), bits, lowest, cells.dtype, cells.device)
-    out = torch.empty(words, dtype=torch.int32, device=cells.device)
-    with _on(cells.device):
-        launch(cells, out)
-    return out
-
-
-def unpack_cells(words: Tensor, out: Tensor, *, bits: int, lowest: int) -> Tensor:
-    """Write the fields of words, and the lowest number added, to `out`: int32, int64, float32."""
-    with _on(words.device):
-        _unpack_plan(out.numel(), bits, lowest, out.dtype, words.device)(words, out)
-    return out
 
 
 @lru_cache(maxsize=1024)
@@ -342,18 +314,6 @@ def _round_plan(tables: int, cells: int, stride: int, bits: int, *_types: object
         round_kernel, (chunks * tables, 1), (cells, stride, chunks), (_CHUNK, bits),
         enable_fp_fusion=False,
     )  # fmt: skip
-
-
-@lru_cache(maxsize=1024)
-def _pack_plan(cells: int, bits: int, lowest: int, *_types: object) -> tuple[_Launch, int]:
-    words = triton.cdiv(cells, 32 // bits)
-    grid = (triton.cdiv(words, _CHUNK), 1)
-    return _Launch(pack_kernel, grid, (lowest, cells, words), (bits, _CHUNK)), words
-
-
-@lru_cache(maxsize=1024)
-def _unpack_plan(cells: int, bits: int, lowest: int, *_types: object) -> _Launch:
-    return _Launch(unpack_kernel, (triton.cdiv(cells, _CHUNK), 1), (lowest, cells), (bits, _CHUNK))
 
 
 def _device_words(seed: HashSeed, rows: int, device: torch.device) -> Tensor:

@@ -18,7 +18,7 @@ import triton.language as tl
 # Sizes differ from sketch to sketch; a kernel compiled anew for each would cost seconds.
 _SIZES = [
     "offset", "end", "slots", "cols", "rows", "runs", "first_run", "run_count", "per_split",
-    "tiles", "chunks", "partials", "lowest",
+    "tiles", "chunks", "partials",
 ]  # fmt: skip
 
 
@@ -437,27 +437,3 @@ def round_kernel(
     count = tl.sum(beyond.to(tl.int64), axis=0)
     if count > 0:
         tl.atomic_add(keys_ptr + 2, count, sem="relaxed")
-
-
-@triton.jit(do_not_specialize=_SIZES)
-def pack_kernel(
-    cells_ptr, out_ptr, lowest, cells, words, BITS: tl.constexpr, CHUNK: tl.constexpr
-):  # fmt: skip
-    i = tl.program_id(0).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
-    word = tl.zeros([CHUNK], dtype=tl.int32)
-    for field in tl.static_range(32 // BITS):
-        cell = i * (32 // BITS) + field
-        value = tl.load(cells_ptr + cell, mask=cell < cells, other=0).to(tl.int32) - lowest
-        word |= tl.where(cell < cells, value, 0) << (field * BITS)
-    tl.store(out_ptr + i, word, mask=i < words)
-
-
-@triton.jit(do_not_specialize=_SIZES)
-def unpack_kernel(
-    words_ptr, out_ptr, lowest, cells, BITS: tl.constexpr, CHUNK: tl.constexpr
-):  # fmt: skip
-    i = tl.program_id(0).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
-    place, field = i // (32 // BITS), (i % (32 // BITS)).to(tl.uint32)
-    word = tl.load(words_ptr + place, mask=i < cells, other=0).to(tl.uint32, bitcast=True)
-    total = ((word >> (field * BITS)) & ((1 << BITS) - 1)).to(tl.int32, bitcast=True) + lowest
-    tl.store(out_ptr + i, total.to(out_ptr.dtype.element_ty), mask=i < cells)
