@@ -8,8 +8,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
+
 from diffsketch.errors import check, check_positive, check_whole
+from diffsketch.privacy.theorems import least_padding
 from diffsketch.sketch import CountSketch
+from diffsketch.sketch.hashing import MAX_DIM
 
 
 def lemma1_error(rows: int, cols: int, *, failure: float) -> float:
@@ -95,3 +99,15 @@ def expected_gap(problem: ConvexProblem, rounds: int, *, variance: float) -> flo
     start = problem.distance**2 / (2 * problem.step)
     noise = problem.step * (1 + variance) * problem.gradient_norm**2
     return (start + noise) / math.sqrt(rounds)
+
+
+def padding_for(target: float, dim: int, rows: int, cols: int, *, ratio: float) -> int | None:
+    """The least appended noise with which Theorem 1 claims the target; `ratio` is alpha / sigma.
+
+    None where no vector that a sketch could take is long enough.
+    """
+    alpha, most = torch.tensor([ratio], dtype=torch.float64), MAX_DIM - dim
+    lengths, claimed = least_padding(
+        target, dim, rows, cols, alpha=alpha, sigma=torch.ones_like(alpha), most=most
+    )
+    return int(lengths) if float(claimed) <= target else None

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from diffsketch.privacy.claim import NoClaim, ProvenClaim
 from diffsketch.privacy.mechanisms.binomial import BinomialMechanism
-from diffsketch.privacy.theorems import padding_for, theorem1
+from diffsketch.privacy.theorems import theorem1
 from diffsketch.sketch import CountSketch, SketchKey
-from paper.bounds import ConvexProblem, lemma1_error, theorem2
+from paper.bounds import ConvexProblem, lemma1_error, padding_for, theorem2
 from paper.facts import SPECS, Cases, Facts, Graded, Statement
 from paper.repaired import table_noise_like_padding
 
@@ -146,9 +146,9 @@ def less_noise(claim: Statement, _: Facts) -> Cases:
     vector; Laplace noise has the scale `2 alpha t / epsilon`.
     """
     for dim, rows, cols, target in claim.values["panels"]:
-        length = padding_for(target, dim, rows, cols, alpha=_ALPHA, sigma=1.0)
+        length = padding_for(target, dim, rows, cols, ratio=_ALPHA)
         laplace = 2 * (2 * _ALPHA * rows / target) ** 2
-        ratio = math.inf if isinstance(length, NoClaim) else length / cols / laplace
+        ratio = math.inf if length is None else length / cols / laplace
         yield {"hit": ratio < 1, "rows": rows, "cols": cols, "target": target, "ratio": ratio}
 
 

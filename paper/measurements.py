@@ -26,12 +26,7 @@ from diffsketch.app.settings import RunConfig, describe
 from diffsketch.errors import ArgumentError, check
 from diffsketch.privacy.clipping import CoordinateBound
 from diffsketch.privacy.mechanisms.binomial import PAPER_SETTINGS, BinomialMechanism
-from diffsketch.privacy.theorems import (
-    claimed_per_round,
-    estimates,
-    padding_for,
-    query_variance,
-)
+from diffsketch.privacy.theorems import claimed_per_round, estimates, query_variance
 from diffsketch.sketch import CountSketch, SketchKey
 from diffsketch.training.data import load_shakespeare
 from diffsketch.training.local import LocalTrainer, trainer_for
@@ -39,7 +34,7 @@ from diffsketch.training.models import LogisticRegression
 from diffsketch.training.rounds import mask_bytes
 from diffsketch.training.simulation import RoundResult, Simulation
 from diffsketch.training.tasks import Batches, Devices, Examples, load_task, task_kinds
-from paper.bounds import ConvexProblem, expected_gap, lemma1_error, theorem2
+from paper.bounds import ConvexProblem, expected_gap, lemma1_error, padding_for, theorem2
 from paper.experiments import mistake_text
 from paper.noise_control import NoiseControl
 from paper.readings import signed_alpha
@@ -427,9 +422,10 @@ def claims_of(
         return finite(float(np.quantile(claimed, share, method="higher")))
 
     def needed(target: float) -> float | None:
-        alpha = float(np.median(ratios))
-        length = padding_for(target, sketch.dim, sketch.rows, sketch.cols, alpha=alpha, sigma=1.0)
-        return length / sketch.dim if isinstance(length, int) else None
+        length = padding_for(
+            target, sketch.dim, sketch.rows, sketch.cols, ratio=float(np.median(ratios))
+        )
+        return None if length is None else length / sketch.dim
 
     return {
         "compression": sketch.compression,

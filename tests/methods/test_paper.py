@@ -23,11 +23,11 @@ from diffsketch.privacy import (
     ProvenClaim,
     estimate_alpha,
     estimate_sigma,
-    padding_for,
     theorem1,
 )
 from diffsketch.privacy.mechanisms import padding as appended
 from diffsketch.privacy.mechanisms.padding import gram
+from diffsketch.privacy.theorems import least_padding
 from diffsketch.sketch import CountSketch, SketchKey
 from tests.helpers.refusals import refused
 
@@ -117,8 +117,8 @@ def test_the_least_padding_is_what_theorem_1_needs_for_each_message(vectors: Ten
     bare = longer.encode(vectors, SEED, offset=0)
     for worker in range(WORKERS):
         alpha, sigma = (float(f(vectors[worker])) for f in (estimate_alpha, estimate_sigma))
-        length = padding_for(target, DIM, *size, alpha=alpha, sigma=sigma)
-        assert isinstance(length, int)
+        one = {"alpha": torch.tensor([alpha]), "sigma": torch.tensor([sigma])}
+        length = int(least_padding(target, DIM, *size, most=10**6, **one)[0])
         own = CohortNoise(KEY, [worker], round_index=0)
         message = encoded.messages[worker]
         assert torch.equal(method.encode(vectors[worker], SEED, own).messages, message)
@@ -174,7 +174,7 @@ def test_groups_change_nothing(vectors: Tensor, monkeypatch: pytest.MonkeyPatch)
 
 def check_groups(method: TableMethod, vectors: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers whose vectors do not fit into memory together get the same messages."""
-    assert not appended.is_factored(method.sketch, DIM)
+    assert not appended.is_factored(method.sketch, DIM, method.sketch.dim)
     whole, parts = method.encode(vectors, SEED, noise()).messages, list[Tensor]()
     part = CohortNoise.part
 

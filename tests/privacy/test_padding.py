@@ -84,7 +84,7 @@ def test_drawn_tables_have_the_covariance_of_appended_numbers(
     family: Family, dtype: torch.dtype
 ) -> None:
     sketch = sketch_of(family)
-    assert is_factored(sketch, DIM)
+    assert is_factored(sketch, DIM, sketch.dim)
     unit = sketch.encode(torch.eye(sketch.dim, dtype=torch.float64), SEED)
     pad = unit.reshape(sketch.dim, -1).T.numpy()[:, DIM:]
     covered = 0.7**2 * pad @ pad.T
@@ -129,7 +129,7 @@ def vectors_of(workers: int) -> Tensor:
 def test_a_workers_table_is_its_own(family: Family) -> None:
     """Alone, in any batch, and whoever else there is: also where the factor is at work."""
     method = DiffSketch(3000, 5, 16, per_round=1e9, padding=20_000, family=family)
-    assert is_factored(method.sketch, 3000)
+    assert is_factored(method.sketch, 3000, method.sketch.dim)
     vectors = vectors_of(7)
     together = method.encode(vectors, SEED, CohortNoise(KEY, range(7), round_index=2)).messages
     for some in ([3], [6, 0], [1, 2, 4, 5]):
@@ -159,7 +159,7 @@ def test_short_padding_is_appended() -> None:
     """Then the covariance is singular, or its factor costs more than it saves."""
     for padding in (1, 23, 24, 90):
         sketch = sketch_of("blocked", padding)
-        assert not is_factored(sketch, DIM)
+        assert not is_factored(sketch, DIM, sketch.dim)
         vectors = vectors_of(3)[:, :DIM]
         stds = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
         tables = padded_tables(vectors, sketch, seed=SEED, std=stds, noise=FastNoise(6))
@@ -175,7 +175,7 @@ def test_singular_covariances_are_not_factored(monkeypatch: pytest.MonkeyPatch) 
     for number in range(40):
         seed = SketchKey.from_integer(number).seed(0)
         sketch = CountSketch(7, 2, 1, "pairwise")
-        assert is_factored(sketch, 5)
+        assert is_factored(sketch, 5, 7)
         singular = abs(np.linalg.det(gram(sketch, seed, 5, 7))) < 0.5
         found[bool(singular)] += 1
         assert (factor(sketch, seed, 5) is None) == singular

@@ -35,7 +35,7 @@ from diffsketch.privacy.claim import (
 )
 from diffsketch.privacy.clipping import CoordinateBound, CoordinateQuantizer, clip_coordinates
 from diffsketch.privacy.mechanisms.integer import DiscreteLaplaceMechanism
-from diffsketch.privacy.mechanisms.padding import own_padded_tables, padded_tables
+from diffsketch.privacy.mechanisms.padding import padded_tables
 from diffsketch.privacy.simulated_noise import Noise
 from diffsketch.privacy.theorems import (
     claimed_per_round,
@@ -115,16 +115,14 @@ class DiffSketch(RoundedTables, TableMethod):
         sketch, per_round = self.sketch, self.per_round
         alpha, sigma = self._alpha_and_sigma(batch)
         measured: dict[str, Any] = {"alpha": alpha, "sigma": sigma}
-        drawn: dict[str, Any] = {"seed": seed, "std": sigma, "noise": noise}
+        lengths = None
         if self.appended == "least":
             lengths, claimed = least_padding(
                 per_round, self.dim, self.rows, self.cols, most=self.padding, **measured
             )
-            tables = own_padded_tables(batch, sketch, lengths, **drawn)
         else:
             claimed = claimed_per_round(sketch.dim, self.rows, self.cols, **measured)
-            padded = bool(self.padding)
-            tables = padded_tables(batch, sketch, **drawn) if padded else sketch.encode(batch, seed)
+        tables = padded_tables(batch, sketch, seed=seed, std=sigma, noise=noise, lengths=lengths)
         # Not `claimed > per_round`: where nothing is claimed, it is infinite or no number.
         weak = ~(claimed <= per_round)
         if bool(weak.any()):

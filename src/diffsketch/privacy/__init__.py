@@ -49,7 +49,7 @@ from diffsketch.privacy.mechanisms.integer import (
 )
 from diffsketch.privacy.secure_noise import SecureNoise
 from diffsketch.privacy.simulated_noise import CohortNoise, FastNoise, Noise, NoiseKey
-from diffsketch.privacy.theorems import estimate_alpha, estimate_sigma, padding_for, theorem1
+from diffsketch.privacy.theorems import estimate_alpha, estimate_sigma, theorem1
 
 __all__ = [
     "Account",
@@ -89,6 +89,5 @@ __all__ = [
     "estimate_alpha",
     "estimate_sigma",
     "gaussian_multiplier",
-    "padding_for",
     "theorem1",
 ]

@@ -21,7 +21,6 @@ Hash words are taken to be independent and uniform, as everywhere here.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from functools import lru_cache
 from typing import Any
 
@@ -72,14 +71,23 @@ def theorem1(dim: int, rows: int, cols: int, *, alpha: float, sigma: float) -> P
     _check_sizes(dim, rows, cols)
     for name, value in (("alpha", alpha), ("sigma", sigma)):
         check(0 <= value < math.inf, name, "be >= 0 and finite", value)
-    if (reason := _failed_condition(dim, cols, alpha, sigma)) is not None:
-        return NoClaim(_SCOPE, reason)
-    x = _loss(dim, cols, alpha / sigma)
-    if not x < 0.5:
+    if cols < 2:
+        reason = "the proof of Theorem 1 needs two columns or more, and the table has one"
+    elif dim <= cols:
+        reason = f"the vector's {dim} numbers are not more than the {cols} columns of a row"
+    elif not sigma > 0:
+        reason = "all coordinates are equal, so that they are not Gaussian as Theorem 1 assumes"
+    elif not alpha > 0:
+        reason = (
+            "nine coordinates in ten are zero, so that they are not Gaussian as Theorem 1 assumes"
+        )
+    else:
+        x = _loss(dim, cols, alpha / sigma)
+        if x < 0.5:
+            value = -rows * math.log1p(-2 * float(x))
+            return PaperClaim(_SCOPE, Epsilon(value, 0.0, 1, Basis.CLAIMED, _SCOPE), _SOURCE)
         reason = f"Theorem 1 needs x < 1/2, but x = {x:.4g} for this vector and table"
-        return NoClaim(_SCOPE, reason)
-    value = -rows * math.log1p(-2 * float(x))
-    return PaperClaim(_SCOPE, Epsilon(value, 0.0, 1, Basis.CLAIMED, _SCOPE), _SOURCE)
+    return NoClaim(_SCOPE, reason)
 
 
 def claimed_per_round(dim: int, rows: int, cols: int, *, alpha: Tensor, sigma: Tensor) -> Tensor:
@@ -103,19 +111,37 @@ def least_padding(
     sigma: Tensor,
     most: int,
 ) -> tuple[Tensor, Tensor]:
-    """`padding_for` for many workers at once, and what Theorem 1 then claims for each of them.
+    """The least appended noise with which each claim is at most the target, and these claims.
 
-    Lengths are whole numbers of up to `most`; 0, and the claim for that, where none suffices.
+    As a function of the length, x first rises and then falls, so once a length is too short, there
+    is one place from which on all are long enough; bisection finds it.
+
+    Args:
+        target_claimed: The epsilon that Theorem 1 shall claim for one round. Not a guarantee.
+        dim: Length of the vectors without noise.
+        rows: Rows of the table.
+        cols: Columns of the table.
+        alpha: Bound on the coordinates of each worker's vector.
+        sigma: Standard deviation of the coordinates, and of the noise.
+        most: Largest length of the noise.
+
+    Returns:
+        Lengths, whole numbers; and the claims with them. Where no length suffices, 0 and its claim.
+
+    >>> alpha, sigma = torch.tensor([1.645]), torch.tensor([1.0])
+    >>> least_padding(1.0, 7850, 7, 22, alpha=alpha, sigma=sigma, most=10**6)[0]
+    tensor([244566])
     """
     check_positive("target_claimed", target_claimed)
     check_whole("most", most, least=0)
-    _check_sizes(dim + most, rows, cols)
+    for length in (dim, dim + most):
+        _check_sizes(length, rows, cols)
     ratios = _ratios(alpha, sigma)
 
     def suffices(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         return _claims(lengths, rows, cols, ratios) <= target_claimed
 
-    # Bisection, as in `padding_for`, of all workers at the same time.
+    # Of all workers at the same time. No claim holds for vectors that are not longer than a row.
     low = np.full(ratios.shape, min(max(dim, cols + 1), dim + most))
     high = np.full_like(low, dim + most)
     high = np.where(suffices(low), low, high)
@@ -150,75 +176,23 @@ def _claims(
         return np.where(holds, -rows * np.log1p(-2 * x), math.inf)
 
 
-def padding_for(
-    target_claimed: float, dim: int, rows: int, cols: int, *, alpha: float, sigma: float
-) -> int | NoClaim:
-    """The least length of appended noise with which the claimed epsilon is at most the target.
-
-    As a function of the length, x first rises and then falls, so once a length is too short, there
-    is one place from which on all are long enough; bisection finds it. The result may be why there
-    is no length that a sketch could take.
-
-    Args:
-        target_claimed: The epsilon that Theorem 1 shall claim for one round. Not a guarantee.
-        dim: Length of the vector without noise.
-        rows: Rows of the table.
-        cols: Columns of the table.
-        alpha: Bound on the coordinates.
-        sigma: Standard deviation of the coordinates and of the noise.
-
-    >>> padding_for(1.0, 7850, 7, 22, alpha=1.645, sigma=1.0)
-    244566
-    """
-    check_positive("target_claimed", target_claimed)
-
-    def suffices(length: int) -> bool:
-        claim = theorem1(length, rows, cols, alpha=alpha, sigma=sigma)
-        return float(claim.epsilon(delta=0.0, rounds=1)) <= target_claimed
-
-    _check_sizes(dim, rows, cols)
-    shortest = max(dim, cols + 1)
-    if suffices(shortest):
-        return shortest - dim
-    # x rises and then falls: where neither end suffices, nothing between them does.
-    if not suffices(MAX_DIM):
-        if (reason := _failed_condition(MAX_DIM, cols, alpha, sigma)) is None:
-            reason = f"no vector of up to {MAX_DIM} numbers has so small an epsilon in Theorem 1"
-        return NoClaim(_SCOPE, reason)
-    return bisect_left(range(MAX_DIM), True, lo=shortest, key=suffices) - dim
-
-
 def estimate_alpha(vectors: Tensor) -> Tensor:
     """Estimate the paper's alpha: the 90th percentile of the sizes of each vector's coordinates.
 
     In float64, interpolated as `numpy.quantile` does. It depends on private data, which is one of
     the reasons why Theorem 1 proves nothing.
     """
-    return _alpha_and_sigma(_checked(vectors))[0]
+    return estimates(vectors)[0]
 
 
 def estimate_sigma(vectors: Tensor) -> Tensor:
     """The standard deviation, in float64, of the coordinates of each `(..., dim)` vector."""
-    return _sigma(_checked(vectors))
+    return estimates(vectors)[1]
 
 
 def estimates(vectors: Tensor, *, validate: bool = True) -> tuple[Tensor, Tensor]:
     """Estimate alpha and sigma in one go; `validate` unless that was done."""
     values = _checked(vectors) if validate else vectors
-    alpha, sigma = _alpha_and_sigma(values)
-    return alpha, _sigma(values) if sigma is None else sigma
-
-
-def _sigma(values: Tensor) -> Tensor:
-    # Scaled first, or squares overflow.
-    wide = values.double()
-    largest = wide.abs().amax(dim=-1, keepdim=True)
-    scale = torch.where(largest > 0, largest, 1)
-    return (wide / scale).std(dim=-1, correction=0) * scale.squeeze(-1)
-
-
-def _alpha_and_sigma(values: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Alpha; and sigma where it comes for free: in float32, whose squares float64 can hold."""
     *lead, length = values.shape
     position = 0.9 * (length - 1)
     place = math.floor(position)
@@ -226,13 +200,19 @@ def _alpha_and_sigma(values: Tensor) -> tuple[Tensor, Tensor | None]:
         from diffsketch.sketch import statistics  # at first use: it takes Numba
 
         sizes, spreads = statistics.summaries(values.numpy().reshape(-1, length), place)
-        low, high = sizes.astype(np.float64).T
-        alpha = torch.from_numpy((low + (high - low) * (position - place)).reshape(lead))
-        single = values.dtype == torch.float32
-        return alpha, torch.from_numpy(spreads.reshape(lead)) if single else None
-    every = values.double().abs()
-    least, next_one = (every.kthvalue(min(place + n, length), dim=-1).values for n in (1, 2))
-    return least + (next_one - least) * (position - place), None
+        low, high = torch.from_numpy(sizes.astype(np.float64)).T.reshape(2, *lead)
+        if values.dtype == torch.float32:  # whose squares float64 can hold
+            return low + (high - low) * (position - place), torch.from_numpy(spreads.reshape(lead))
+    else:
+        sorted_places = (min(place + n, length) for n in (1, 2))
+        every = values.double().abs()
+        low, high = (every.kthvalue(at, dim=-1).values for at in sorted_places)
+    # Scaled first, or squares overflow.
+    wide = values.double()
+    largest = wide.abs().amax(dim=-1, keepdim=True)
+    scale = torch.where(largest > 0, largest, 1)
+    sigma = (wide / scale).std(dim=-1, correction=0) * scale.squeeze(-1)
+    return low + (high - low) * (position - place), sigma
 
 
 def _checked(vectors: Tensor) -> Tensor:
@@ -246,20 +226,6 @@ def _checked(vectors: Tensor) -> Tensor:
     if not math.isfinite(vectors.sum().item()) and not bool(torch.isfinite(vectors).all()):
         raise ArgumentError("vectors must be finite, got NaN or infinity among them")
     return vectors
-
-
-def _failed_condition(dim: int, cols: int, alpha: float, sigma: float) -> str | None:
-    if cols < 2:
-        return "the proof of Theorem 1 needs two columns or more, and the table has one"
-    if dim <= cols:
-        return f"the vector's {dim} numbers are not more than the {cols} columns of a row"
-    if not sigma > 0:
-        return "all coordinates are equal, so that they are not Gaussian as Theorem 1 assumes"
-    if not alpha > 0:
-        return (
-            "nine coordinates in ten are zero, so that they are not Gaussian as Theorem 1 assumes"
-        )
-    return None
 
 
 def _loss(dim: Any, cols: int, ratio: float) -> Any:  # the `x` of Theorem 1, of any lengths
