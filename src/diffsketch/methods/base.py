@@ -373,7 +373,7 @@ class Method(ABC):
         if not is_finite(values):
             raise ArgumentError(
                 "vectors must be finite in float32, got NaN, infinity or too large a number"
-                f"{_rows_of(~torch.isfinite(values).all(dim=-1), first)}"
+                f"{name_rows(~torch.isfinite(values).all(dim=-1), first)}"
             )
         return values
 
@@ -652,7 +652,7 @@ def check_out(out: Tensor, dim: int, *, device: torch.device) -> None:
 def check_sums(tables: Tensor) -> Tensor:
     """Return the tables `(workers, ...)` of finite vectors, if they are finite as well."""
     if not is_finite(tables):
-        rows = _rows_of(~torch.isfinite(tables).flatten(1).all(dim=1)) if len(tables) > 1 else ""
+        rows = name_rows(~torch.isfinite(tables).flatten(1).all(dim=1)) if len(tables) > 1 else ""
         raise ArgumentError(
             "vectors must be small enough for float32, but sums of their coordinates overflow"
             f"{rows}"
@@ -660,7 +660,7 @@ def check_sums(tables: Tensor) -> Tensor:
     return tables
 
 
-def _rows_of(bad: Tensor, first: int = 0) -> str:
+def name_rows(bad: Tensor, first: int = 0) -> str:
     """Name the bad rows in an error message; the only row of a vector needs no name."""
     if bad.dim() == 0:
         return ""

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check, check_whole
-from diffsketch.methods.base import Encoded, Method
+from diffsketch.methods.base import Encoded, Method, name_rows
 from diffsketch.methods.plain import RoundedTables, SaturatedCells
 from diffsketch.privacy.accounting.account import Account
 from diffsketch.privacy.accounting.budget import Budget
@@ -37,10 +37,6 @@ from diffsketch.sketch.hashing import HashSeed, SketchKey
 _WANTED = "vectors must be a tensor or array of numbers (holders, dim)"
 _PIECE = 1 << 21  # numbers that are encoded at a time: 8 MiB in float32
 _SHORTER = 0.8  # of its length: less than any clip leaves that the planner chooses
-_WHOLE = (
-    *(torch.int8, torch.int16, torch.int32, torch.int64),
-    *(torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.bool),
-)
 
 
 def check_release(method: Method, claim: Claim, *, budget: Budget | None = None) -> None:
@@ -327,14 +323,15 @@ def private_mean(
                 f"sizes of vectors are data, got {method} without it"
             )
         method = method.at_limit_of(row for _, piece in batch.pieces(method) for row in piece)
+    world = None
     if simulation_seed is not None:
         check_whole("simulation_seed", simulation_seed, least=0)
-    noise_of: Callable[[Sequence[int]], Noise] | None = None
-    if simulation_seed is not None:
         claim, world = SimulatedClaim.of(claim), NoiseKey.from_integer(simulation_seed)
 
-        def noise_of(rows: Sequence[int]) -> Noise:
-            return CohortNoise(world, rows, round_index=round_index)
+    def simulated(start: int, rows: Sequence[int]) -> Noise:
+        """The noise of rows of a piece that begins with row `start`."""
+        assert world is not None  # noqa: S101 - only called where noise is simulated
+        return CohortNoise(world, [start + row for row in rows], round_index=round_index)
 
     for _ in batch.pieces(method):  # tells whoever holds the vectors, before anything is charged
         pass
@@ -342,15 +339,14 @@ def private_mean(
     # Made beforehand: small tensors between large ones would keep the latter's memory from reuse.
     total, lengths, saturated = None, torch.zeros(2, count, dtype=torch.float64), []
     for start, piece in batch.pieces(method):
-        noise_here = None if noise_of is None else partial(_shifted, noise_of, start)
-        released = release(piece, method, seed, claim, charge=charge, noise_of=noise_here)
+        noise_of = None if world is None else partial(simulated, start)
+        released = release(piece, method, seed, claim, charge=charge, noise_of=noise_of)
         charge = None  # one round, however many pieces it is encoded in
         encoded = released.encoded
         if encoded is None or not bool(released.kept.all()):
-            rows = (start + (~released.kept).nonzero().flatten()).tolist()
             raise ArgumentError(
-                "vectors must be small enough for float32, but sums of their coordinates overflow "
-                f"in rows {', '.join(map(str, rows[:5]))}"
+                "vectors must be small enough for float32, but sums of their coordinates overflow"
+                f"{name_rows(~released.kept, start)}"
             )
         part = encoded.messages.sum(dim=0)
         total = part if total is None else total + part
@@ -358,15 +354,10 @@ def private_mean(
         saturated += [] if encoded.saturated is None else [encoded.saturated]
     assert total is not None  # noqa: S101 - there is a row or more
     _warn_if_clipped(lengths, method)
-    server = release_noise(method, claim) if noise_of is None else noise_of([SERVER_NOISE])
+    server = release_noise(method, claim) if world is None else simulated(0, [SERVER_NOISE])
     mean = method.decode(method.publish(total, server), seed, count=count)
     share = _saturated_share(torch.cat(saturated), method) if saturated else None
     return PrivateMean(mean, claim, count, method.wire_bytes, method.total_format.sum_bytes, share)
-
-
-def _shifted(noise_of: Callable[[Sequence[int]], Noise], start: int, rows: Sequence[int]) -> Noise:
-    """Make the noise of rows of a piece that begins with row `start`."""
-    return noise_of([start + row for row in rows])
 
 
 @dataclass(frozen=True, eq=False)
@@ -383,22 +374,20 @@ class _Rows:
     @classmethod
     def of(cls, vectors: Any) -> _Rows:
         """Check what holds the vectors; or raise."""
-        matrix = sparse_rows(vectors)
-        if matrix is not None:
-            vectors = matrix
-        elif not isinstance(vectors, Tensor):
-            vectors = _array_of(vectors)
-        if isinstance(vectors, Tensor):
-            real = vectors.dtype.is_floating_point or vectors.dtype in _WHOLE
+        data = sparse_rows(vectors)
+        if data is None:
+            data = vectors if isinstance(vectors, Tensor) else _array_of(vectors)
+        if isinstance(data, Tensor):
+            real = not (data.is_complex() or data.is_quantized)
         else:
-            real = vectors.dtype.kind in "fiub"
+            real = data.dtype.kind in "fiub"
         if not real:
-            raise ArgumentError(f"{_WANTED}, got {vectors.dtype}")
-        if len(vectors.shape) != 2:
-            raise ArgumentError(f"{_WANTED}, got the shape {tuple(vectors.shape)}")
-        if isinstance(vectors, Tensor) and vectors.layout != torch.strided:
-            raise ArgumentError(f"{_WANTED}, got the layout {vectors.layout}: see its to_dense")
-        return cls(vectors, tuple(vectors.shape))
+            raise ArgumentError(f"{_WANTED}, got {type(vectors).__name__} of dtype {data.dtype}")
+        if len(data.shape) != 2:
+            raise ArgumentError(f"{_WANTED}, got the shape {tuple(data.shape)}")
+        if isinstance(data, Tensor) and data.layout != torch.strided:
+            raise ArgumentError(f"{_WANTED}, got the layout {data.layout}: see its to_dense")
+        return cls(data, tuple(data.shape))
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -447,13 +436,9 @@ def _array_of(vectors: npt.ArrayLike) -> npt.NDArray[Any]:
             "got a MaskedArray: fill it, or leave out whole rows"
         )
     try:
-        array = np.asarray(vectors)
+        return np.asarray(vectors)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ArgumentError(f"{_WANTED}, got {type(vectors).__name__}: {error}") from error
-    if array.dtype.kind not in "fiub":
-        kind = type(vectors).__name__
-        raise ArgumentError(f"{_WANTED}, got {kind} of dtype {array.dtype}")
-    return array
 
 
 def _lengths(vectors: Tensor, method: Method) -> Tensor:
@@ -470,7 +455,7 @@ def _warn_if_clipped(lengths: Tensor, method: Method) -> None:
     cut, count = int((after < _SHORTER * before).sum()), len(before)
     if 2 * cut <= count and float(after.sum()) >= _SHORTER * float(before.sum()):
         return
-    limits = {name: getattr(method, name, None) for name in ("clip", "limit", "projected_clip")}
+    limits = {name: getattr(method, name, None) for name in ("clip", "limit")}
     named = ", ".join(f"{name}={limit:.4g}" for name, limit in limits.items() if limit is not None)
     warnings.warn(
         f"{cut} of {count} vectors ({cut / count:.0%}) are longer than the method allows ({named}) "

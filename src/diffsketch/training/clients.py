@@ -17,7 +17,6 @@ from diffsketch.errors import MismatchError, check_whole
 from diffsketch.privacy.accounting.budget import (
     Allowance,
     Budget,
-    BudgetExceeded,
     Prices,
     prices_of,
     stated_epsilon,
@@ -95,11 +94,6 @@ class Participation:
             MismatchError: The claim has another scope than those of other rounds.
         """
         weakest = claim if claim is self._weakest else weaker(claim, self._weakest)
-        if self.budget is not None and not claim.noise_is_proven:
-            raise BudgetExceeded(
-                f"the budget of {self.budget.epsilon:g} is for what is proven: this round's "
-                f"epsilon is {claim.basis}; nothing was spent ({claim})"
-            )
         # Copies: whoever holds the value before must not see this round, which may still fail.
         rounds, accounts = self.rounds.copy(), dict(self._paid)
         rounds[cohort] += 1
@@ -110,9 +104,8 @@ class Participation:
         after = replace(self, rounds=rounds, _paid=accounts, _weakest=weakest)
         # Only the busiest client can be the first beyond the budget. Each price's maximum on its
         # own may be of different clients, so this errs towards stopping early.
-        if self.budget is not None and self._allowance is not None:
-            most, releases = after._most_paid(), int(rounds.max())
-            self._allowance.check(most, releases=releases, scope=claim.scope)
+        if self._allowance is not None:
+            self._allowance.check(weakest, after._most_paid(), releases=int(rounds.max()))
         return after
 
     def _most_paid(self) -> Prices:

@@ -19,10 +19,12 @@ import math
 import os
 import secrets
 import threading
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
@@ -48,7 +50,6 @@ from diffsketch.files import (
 from diffsketch.privacy.accounting.budget import (
     Allowance,
     Budget,
-    BudgetExceeded,
     Prices,
     as_text,
     is_within,
@@ -119,9 +120,6 @@ class Account:
         self.planned = planned
         self._allowance = budget if isinstance(budget, Allowance) else Allowance(budget)
         self._counts: _Counts = {}
-        # Text is the key, so that claims that are equal in a file and in memory count as one kind.
-        self._claims: dict[str, tuple[Claim, Prices]] = {}  # by text; parsed and priced once
-        self._weakest_of: tuple[frozenset[str], Claim | None] = frozenset(), None  # the last asked
         self._path: Path | None = None
         self._content: bytes | None = None  # of the file, as it was last read or written
         self._stored: _Counts = {}  # in it: less than is remembered, if an older file was put back
@@ -188,23 +186,19 @@ class Account:
     def spent(self) -> list[tuple[Claim, int]]:
         """Claims of all releases, each with its number of them."""
         self._refresh()
-        totals = _totals(self._counts)
-        return [
-            (claim, totals[kind])
-            for kind, (claim, _) in zip(totals, self._parsed(totals), strict=True)
-        ]
+        return [(_parsed(kind)[0], rounds) for kind, rounds in _totals(self._counts).items()]
 
     @property
     def claim(self) -> Claim | None:
         """Weakest claim of all releases; before the first, what is planned."""
         self._refresh()
-        return self._weakest(_totals(self._counts)) or self.planned
+        return _weakest(_totals(self._counts)) or self.planned
 
     def epsilon(self, delta: float) -> Epsilon:
         """Epsilon of all releases: their composition, whatever the budget is."""
         check_delta(delta)
         claim, totals = self.claim, _totals(self._counts)
-        return stated_epsilon(claim, self._prices(totals), sum(totals.values()), delta)
+        return stated_epsilon(claim, _prices(totals), sum(totals.values()), delta)
 
     def check(self, claim: Claim, rounds: int = 1) -> None:
         """Raise what `charge` would raise, and charge nothing."""
@@ -233,32 +227,26 @@ class Account:
 
     def rounds_left(self, claim: ProvenClaim) -> int:
         """Number of releases like this that the budget still allows, up to a million."""
-        budget = self.budget
         check_type("claim", claim, ProvenClaim)
-        if budget is None:
+        if (budget := self.budget) is None:
             raise ArgumentError("budget must be given for rounds to be left of it")
         self._refresh()
-        spent = self._prices(_totals(self._counts))
         self._checked(claim)
-        if not isinstance(self._weakest(_totals(self._counts)) or claim, ProvenClaim):
+        totals = _totals(self._counts)
+        if not (_weakest(totals) or claim).noise_is_proven:
             return 0
-        more = prices_of(claim)
+        spent, more = _prices(totals), prices_of(claim)
 
-        def fits(rounds: int) -> bool:
+        def exceeds(rounds: int) -> bool:
             names = {*spent, *more}
             total = {name: spent.get(name, 0) + rounds * more.get(name, 0) for name in names}
-            return is_within(total, budget)
+            return not is_within(total, budget)
 
-        # Epsilon grows with the rounds: double until they no longer fit, then bisect.
-        low, high = 0, 1
-        while high < _MOST_LEFT and fits(high):
-            low, high = high, min(2 * high, _MOST_LEFT)
-        if fits(high):
-            return high
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
-        return low
+        # Epsilon grows with the rounds. Few are tried first, as many take longer to compose.
+        high = 1
+        while high < _MOST_LEFT and not exceeds(high):
+            high = min(2 * high, _MOST_LEFT)
+        return bisect_left(range(1, high + 1), True, lo=high // 2, key=exceeds)
 
     def begin_series(self, name: str = "") -> None:
         """Count from now on in a series of this name; a random one if none is given.
@@ -278,7 +266,7 @@ class Account:
         with self._locked():
             self._refresh()
             counts = _merged(self._counts, other._counts)
-            self._weakest(_totals(counts))
+            _weakest(_totals(counts))  # raises where they do not go together
             if counts != self._stored:
                 self._write(counts)
             self._counts = counts
@@ -305,7 +293,6 @@ class Account:
     def from_text(
         cls,
         text: str | bytes,
-        *,
         budget: Budget | Allowance | None = None,
         planned: Claim | None = None,
     ) -> Account:
@@ -317,7 +304,7 @@ class Account:
         party, _, series, counts = _parse(text)
         account = cls(budget, planned=planned)
         account.party, account._counts, account._left_off = party, counts, series
-        account._weakest(_totals(counts))  # parses all claims
+        _weakest(_totals(counts))  # raises where they do not go together
         return account
 
     def twin(self) -> Account:
@@ -326,20 +313,14 @@ class Account:
         For values that are replaced as a whole: of the two, only one may be charged or kept.
         """
         other = Account(self._allowance, planned=self.planned)
-        other.party, other._counts, other._claims = self.party, self._counts, self._claims
+        other.party, other._counts = self.party, self._counts
         # The same series: the twin replaces this account, so nothing is counted in both.
         other.begin_series(self._series)
         return other
 
-    def __copy__(self) -> Account:
-        """A copy in memory: what either is charged from now on is counted apart."""
-        return Account.from_text(self.to_text(), budget=self._allowance, planned=self.planned)
-
-    def __deepcopy__(self, _: object) -> Account:
-        return self.__copy__()
-
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (self.to_text(), self.budget, self.planned)
+        # For pickles and copies: what either is charged from now on is counted apart.
+        return Account.from_text, (self.to_text(), self.budget, self.planned)
 
     def __repr__(self) -> str:
         place = "" if self._path is None else f"{str(self._path)!r}, "
@@ -352,71 +333,39 @@ class Account:
         series = dict(self._counts.get(self._series, {}))
         series[kind] = series.get(kind, 0) + rounds
         counts = {**self._counts, self._series: series}
-        totals, budget = _totals(counts), self.budget
-        if budget is not None:
-            weakest = self._weakest(totals)  # of this release, and of earlier ones in a file
-            if weakest is None or not weakest.noise_is_proven:
-                raise BudgetExceeded(
-                    f"the budget of {budget.epsilon:g} is for what is proven, and a release of "
-                    f"this account is not: {weakest}; nothing was spent"
-                )
-            self._allowance.check(
-                self._prices(totals), releases=sum(totals.values()), scope=claim.scope, asked=rounds
-            )
+        totals = _totals(counts)
+        self._allowance.check(
+            _weakest(totals), _prices(totals), releases=sum(totals.values()), asked=rounds
+        )
         return counts
 
     def _checked(self, claim: Claim) -> str:
         """The text by which a claim is counted, if it is about the same as others."""
         if not isinstance(claim, Claim):
             raise ArgumentError(f"claim must be a claim, got {type(claim).__name__}")
-        weaker(claim, self._weakest(_totals(self._counts)))
-        kind = as_text(claim_to_json(claim))
-        if kind not in self._claims:
-            self._claims[kind] = claim, prices_of(claim)
-        return kind
-
-    def _weakest(self, totals: Mapping[str, int]) -> Claim | None:
-        kinds = frozenset(totals)
-        if kinds != self._weakest_of[0]:  # rounds mostly are like those before them
-            weakest: Claim | None = None
-            for claim, _ in self._parsed(totals):
-                weakest = weaker(claim, weakest)
-            self._weakest_of = kinds, weakest
-        return self._weakest_of[1]
-
-    def _prices(self, totals: Mapping[str, int]) -> Prices:
-        """Cost of releases that were counted by claim. Sums are exact but for the last rounding."""
-        terms: dict[str, list[float]] = {}
-        for (_, prices), count in zip(self._parsed(totals), totals.values(), strict=True):
-            for name, price in prices.items():
-                terms.setdefault(name, []).append(count * price)
-        return {name: math.fsum(values) for name, values in terms.items()}
-
-    def _parsed(self, kinds: Iterable[str]) -> list[tuple[Claim, Prices]]:
-        for kind in kinds:
-            if kind not in self._claims:
-                claim = claim_from_json(json.loads(kind))
-                self._claims[kind] = claim, prices_of(claim)
-        return [self._claims[kind] for kind in kinds]
+        weaker(claim, _weakest(_totals(self._counts)))
+        return as_text(claim_to_json(claim))
 
     def _refresh(self) -> None:
         """Take over what other processes have charged to the file."""
-        if self._path is not None:
-            with self._lock:
-                self._read(self._path)
-
-    def _read(self, path: Path) -> None:
-        try:
-            content = path.read_bytes()
-        except OSError as error:  # a new file would have forgotten everything
-            raise DataError(f"{path} cannot be read ({error})") from error
-        # Most charges find the file as they left it: parsing would cost more than the charge.
-        if content == self._content:
+        path = self._path
+        if path is None:
             return
+        with self._lock:
+            try:
+                content = path.read_bytes()
+            except OSError as error:  # a new file would have forgotten everything
+                raise DataError(f"{path} cannot be read ({error})") from error
+            # Most charges find the file as they left it: parsing would cost more than the charge.
+            if content != self._content:
+                self._take_over(path, content)
+
+    def _take_over(self, path: Path, content: bytes) -> None:
+        """Merge the account that others have written to the file."""
         try:
             party, budget, _, counts = _parse(content)
             totals = _totals(_merged(self._counts, counts))
-            weakest = self._weakest(totals)
+            weakest = _weakest(totals)
         except (DataError, ArgumentError) as error:
             raise DataError(f"{path}: {error}; it is left as it is") from error
         if self.planned is not None and weakest is not None:
@@ -478,16 +427,42 @@ class Account:
         return as_text({**head, "account": body}) + "\n"
 
 
-def _unpickled(text: str, budget: Budget | None, planned: Claim | None) -> Account:
-    return Account.from_text(text, budget=budget, planned=planned)
-
-
 def _totals(counts: _Counts) -> Counter[str]:
     """Releases by claim, over all series."""
     totals: Counter[str] = Counter()
     for series in counts.values():
         totals.update(series)
     return totals
+
+
+# Text is the key, so that claims that are equal in a file and in memory count as one kind.
+@lru_cache(maxsize=1 << 14)
+def _parsed(kind: str) -> tuple[Claim, Prices]:
+    """A claim, and the cost of one release with it."""
+    claim = claim_from_json(json.loads(kind))
+    return claim, prices_of(claim)
+
+
+def _weakest(totals: Mapping[str, int]) -> Claim | None:
+    """The weakest claim of releases that are counted by claim."""
+    return _weakest_of(tuple(totals))
+
+
+@lru_cache(maxsize=64)  # rounds mostly are like those before them
+def _weakest_of(kinds: tuple[str, ...]) -> Claim | None:
+    weakest: Claim | None = None
+    for kind in kinds:
+        weakest = weaker(_parsed(kind)[0], weakest)
+    return weakest
+
+
+def _prices(totals: Mapping[str, int]) -> Prices:
+    """Cost of releases that are counted by claim. Sums are exact but for the last rounding."""
+    terms: dict[str, list[float]] = {}
+    for kind, count in totals.items():
+        for name, price in _parsed(kind)[1].items():
+            terms.setdefault(name, []).append(count * price)
+    return {name: math.fsum(values) for name, values in terms.items()}
 
 
 def _merged(counts: _Counts, other: _Counts) -> _Counts:

@@ -117,25 +117,32 @@ class Allowance:
         self._within: Prices = {}
         self._share = 1.0  # of the prices asked for, to be looked ahead next
 
-    def check(self, prices: Prices, *, releases: int, scope: Scope, asked: int = 1) -> None:
-        """Raise `BudgetExceeded` if these prices are above the budget.
+    def check(
+        self, weakest: Claim | None, prices: Prices, *, releases: int, asked: int = 1
+    ) -> None:
+        """Raise `BudgetExceeded` if these prices are above the budget, or nothing is proven.
 
         Args:
+            weakest: Weakest claim of everything, with what is asked for.
             prices: Of everything, with what is asked for.
             releases: How many have these prices, with what is asked for.
-            scope: Named in the error.
             asked: How many of them are asked for; named in the error.
         """
-        if self.budget is None or all(
-            price <= self._within.get(name, 0.0) for name, price in prices.items()
-        ):
+        if self.budget is None or weakest is None:
+            return
+        if not weakest.noise_is_proven:
+            raise BudgetExceeded(
+                f"the budget of {self.budget.epsilon:g} is for what is proven, and a release is "
+                f"not: {weakest}; nothing was spent"
+            )
+        if all(price <= self._within.get(name, 0.0) for name, price in prices.items()):
             return
         budget, total = self.budget, _epsilon_of(prices, self.budget.delta)
         if not total <= budget.epsilon:
             more = "1 more round" if asked == 1 else f"{asked:,} more rounds"
             raise BudgetExceeded(
                 f"{more} would bring epsilon to {total:.6g} at delta = {budget.delta:g}, above "
-                f"the budget of {budget.epsilon:g} ({scope}); nothing was spent"
+                f"the budget of {budget.epsilon:g} ({weakest.scope}); nothing was spent"
             )
         self._within = self._ahead(prices, releases, budget)
 
