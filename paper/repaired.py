@@ -319,7 +319,7 @@ replace, local trust)
             return NoClaim(
                 self._scope, "the appended noise could not be shown to cover the whole table"
             )
-        change = self.bound.sensitivity(2, self.relation)
+        change = self.bound.sensitivity(self.relation)
         event: events.Event = events.gaussian(self.std / (change * math.sqrt(reach.squared)))
         if reach.failure > 0:
             event = events.composed(event, events.approximate(0.0, reach.failure))
@@ -367,7 +367,7 @@ def table_noise_like_padding(
     check_positive("std", std)
     bound = CoordinateBound(limit, sketch.rows)
     cell = std * math.sqrt(padding / sketch.cols)
-    return GaussianMechanism(bound, cell / bound.sensitivity(2, relation), relation)
+    return GaussianMechanism(bound, cell / bound.sensitivity(relation), relation)
 
 
 @register

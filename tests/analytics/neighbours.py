@@ -42,5 +42,5 @@ def moved(call_here: Any, call_there: Any) -> list[float]:
             assert total.shape == other.shape
             assert mechanism == same  # nothing of the noise depends on data
             change = float(np.linalg.norm((total - other).astype(np.float64)))
-            shares.append(change / mechanism.quantizer.sensitivity(2, mechanism.relation))
+            shares.append(change / mechanism.quantizer.sensitivity(mechanism.relation))
         return shares

@@ -155,4 +155,4 @@ def test_the_worst_neighbours_in_a_group_are_what_its_noise_is_made_for() -> Non
     tables[np.arange(200), columns[0]] = signs[0]
     farthest = max(float(np.linalg.norm(tables - table, axis=1).max()) for table in tables)
     mechanism = tree.noise.mechanism
-    assert farthest == mechanism.quantizer.sensitivity(2, mechanism.relation) == 2.0
+    assert farthest == mechanism.quantizer.sensitivity(mechanism.relation) == 2.0

@@ -290,7 +290,7 @@ def check_alike(first: World, second: World) -> None:
         if method.message_format.cells == "unsigned":
             change = centre(change, method.message_format.bits)
         if isinstance(method, ClientNoise):  # others have claims about one coordinate
-            most = method.mechanism.quantizer.sensitivity(2, method.relation)
+            most = method.mechanism.quantizer.sensitivity(method.relation)
             assert float(change.double().norm()) <= most * (1 + 1e-9)
 
 

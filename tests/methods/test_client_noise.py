@@ -127,7 +127,7 @@ def test_what_is_sent_is_clipped_as_whole_numbers(trust: Trust) -> None:
             assert float(table.double().norm()) <= grid.longest
             assert float(table.double().norm()) == pytest.approx(1.5 / grid.granularity, rel=0.01)
         moved = (tables[0] - tables[1]).double().norm()
-        assert float(moved) <= grid.sensitivity(2, Relation.REPLACE)
+        assert float(moved) <= grid.sensitivity(Relation.REPLACE)
         std = 2.0 * change * grid.longest * grid.granularity
         assert method.mechanism.std == pytest.approx(std)
 
@@ -244,7 +244,7 @@ def test_neighbours_are_within_the_sensitivity(
     ]
     change = sent[0] - sent[1]
     quantizer = method.mechanism.quantizer
-    assert float(change.square().sum()) <= quantizer.sensitivity(2, method.relation) ** 2 + 1e-6
+    assert float(change.square().sum()) <= quantizer.sensitivity(method.relation) ** 2 + 1e-6
 
 
 @every_kind
@@ -265,10 +265,10 @@ def test_the_worst_neighbours_need_the_flag(kind: str) -> None:
     without = Quantizer(
         replace(bound_of(method), share=1e-12), quantizer.granularity, quantizer.cells
     )
-    assert without.sensitivity(2, method.relation) < found
-    assert found <= quantizer.sensitivity(2, method.relation)
+    assert without.sensitivity(method.relation) < found
+    assert found <= quantizer.sensitivity(method.relation)
     # Not by much: the flag takes no more noise than it needs.
-    assert found > 0.97 * quantizer.sensitivity(2, method.relation)
+    assert found > 0.97 * quantizer.sensitivity(method.relation)
 
 
 def test_a_client_without_data_sends_zeros() -> None:

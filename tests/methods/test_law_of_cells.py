@@ -97,7 +97,7 @@ def stated(method: Any, source: Noise) -> list[tuple[Tensor, Chances]]:
         law = laplace_law(method.mechanism.scale)
     else:
         assert isinstance(method, ClientNoise)
-        shift = method.mechanism.quantizer.sensitivity(2, method.relation)
+        shift = method.mechanism.quantizer.sensitivity(method.relation)
         share = method.noise_multiplier * shift
         share /= math.sqrt(COHORT) if method.trust is Trust.DISTRIBUTED else 1
         is_gaussian = isinstance(method.mechanism, DiscreteGaussianMechanism)

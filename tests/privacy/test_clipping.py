@@ -253,11 +253,11 @@ def changes(bound: CoordinateBound, encode: Callable[[Tensor], Tensor], new: flo
 @pytest.mark.parametrize("rows", [1, 4, 7])
 def test_one_coordinate_moves_the_table_as_stated(family: Family, rows: int) -> None:
     bound = CoordinateBound(LIMIT, rows)
-    l1, l2 = bound.sensitivity(1, REPLACE), bound.sensitivity(2, REPLACE)
+    l1, l2 = bound.l1_sensitivity(REPLACE), bound.sensitivity(REPLACE)
     assert l1 == 2 * LIMIT * rows
     assert l2 == pytest.approx(2 * LIMIT * math.sqrt(rows))
-    assert bound.sensitivity(1, REMOVE) == l1 / 2
-    assert bound.sensitivity(2, REMOVE) == l2 / 2
+    assert bound.l1_sensitivity(REMOVE) == l1 / 2
+    assert bound.sensitivity(REMOVE) == l2 / 2
     largest = torch.zeros(2)
     for seed in range(5):
         encode = encoder(family, rows, seed)
@@ -285,8 +285,8 @@ def test_each_row_holds_a_share_in_one_cell(family: Family) -> None:
 def test_raw_vectors_have_one_row() -> None:
     vector = torch.tensor([1.0, -7.0, 3.0])
     assert CoordinateBound(4.0).apply(vector, None).tolist() == [1.0, -4.0, 3.0]
-    assert CoordinateBound(4.0).sensitivity(1, REPLACE) == 8.0
-    assert CoordinateBound(4.0).sensitivity(2, REPLACE) == 8.0
+    assert CoordinateBound(4.0).l1_sensitivity(REPLACE) == 8.0
+    assert CoordinateBound(4.0).sensitivity(REPLACE) == 8.0
     with pytest.raises(ArgumentError, match="rows must be 1 for a vector that is not encoded"):
         CoordinateBound(4.0, rows=2).apply(vector, None)
 
@@ -303,8 +303,8 @@ def test_the_table_is_clipped_not_the_vector(family: Family) -> None:
     assert norms.max() <= LIMIT
     # Reached by two opposite vectors: the table of -v is that of v, negated.
     apart = (tables - bound.apply(-vectors, encode)).flatten(1).norm(dim=1)
-    assert apart.max().item() == pytest.approx(bound.sensitivity(2, REPLACE))
-    assert norms.max().item() == pytest.approx(bound.sensitivity(2, REMOVE))
+    assert apart.max().item() == pytest.approx(bound.sensitivity(REPLACE))
+    assert norms.max().item() == pytest.approx(bound.sensitivity(REMOVE))
     # Control: clipping the vector to the same norm leaves tables of more than twice that.
     assert encode(vectors).flatten(1).norm(dim=1).max() > 2 * LIMIT
 
@@ -313,10 +313,9 @@ def test_the_table_is_clipped_not_the_vector(family: Family) -> None:
 def test_relations_by_name_mean_the_same(bound: CoordinateBound | NormBound) -> None:
     """A name must not be taken for the other relation, which has half the sensitivity."""
     for relation in Relation:
-        assert bound.sensitivity(2, relation.value) == bound.sensitivity(2, relation)
-    assert bound.sensitivity(2, REPLACE) == 2 * bound.sensitivity(2, REMOVE)
-    refused(ArgumentError, "relation must be one of", bound.sensitivity, 2, "substitute")
-    refused(ArgumentError, "order must be", bound.sensitivity, 3, REPLACE)
+        assert bound.sensitivity(relation.value) == bound.sensitivity(relation)
+    assert bound.sensitivity(REPLACE) == 2 * bound.sensitivity(REMOVE)
+    refused(ArgumentError, "relation must be one of", bound.sensitivity, "substitute")
 
 
 @pytest.mark.parametrize("bound", [CoordinateBound(1.0, 3), NormBound(1.0)])

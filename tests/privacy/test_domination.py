@@ -305,5 +305,5 @@ def test_close_to_laplace_noise(rounds: int) -> None:
         claimed = float(mechanism.claim.epsilon(delta=delta, rounds=rounds))
         real = epsilon_for(events.repeated(events.laplace(5.0), rounds), delta)
         assert claimed == real
-    shift = quantizer.sensitivity(1, ONE)
+    shift = quantizer.l1_sensitivity(ONE)
     assert 5 * shift < mechanism.scale <= 5 * shift + 0.25

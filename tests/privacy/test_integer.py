@@ -209,9 +209,8 @@ def test_rounds_towards_zero_at_last() -> None:
 def test_sensitivity_uses_the_relation_once() -> None:
     quantizer = Quantizer(NormBound(10.0), 1.0, 4, rejection=0)
     assert quantizer.longest == quantizer.peak == 12.0
-    assert quantizer.sensitivity(2, Relation.ADD_OR_REMOVE) == 12.0
-    assert quantizer.sensitivity(2, Relation.REPLACE) == 24.0
-    refused(ArgumentError, "order must be 2", quantizer.sensitivity, 1, Relation.REPLACE)
+    assert quantizer.sensitivity(Relation.ADD_OR_REMOVE) == 12.0
+    assert quantizer.sensitivity(Relation.REPLACE) == 24.0
 
 
 def filling(sketch: CountSketch, seed: HashSeed, place: int) -> tuple[Tensor, Tensor]:
@@ -252,8 +251,8 @@ def test_coordinates_stay_within_their_steps(steps: int, limit: float, seed: int
     found = grid.prepared(vectors, FastNoise(seed))
     assert int(found.abs().max()) == steps
     assert found[0, :5].tolist() == [0, steps, -steps, steps, -steps]
-    assert grid.sensitivity(1, Relation.REPLACE) == 2 * steps
-    assert grid.sensitivity(1, Relation.ADD_OR_REMOVE) == steps
+    assert grid.l1_sensitivity(Relation.REPLACE) == 2 * steps
+    assert grid.l1_sensitivity(Relation.ADD_OR_REMOVE) == steps
 
 
 def test_coordinates_are_rounded_right_on_average() -> None:
@@ -433,7 +432,7 @@ def noise_of_the_sum(mechanism: IntegerMechanism) -> tuple[int, Vector]:
     if isinstance(mechanism, DiscreteLaplaceMechanism):
         lowest, one = laplace_law(mechanism.scale)
     else:
-        sigma = mechanism.noise_multiplier * mechanism.quantizer.sensitivity(2, mechanism.relation)
+        sigma = mechanism.noise_multiplier * mechanism.quantizer.sensitivity(mechanism.relation)
         if isinstance(mechanism, SkellamMechanism):
             return skellam_law(sources / parts * sigma**2)
         lowest, one = gaussian_law(sigma / math.sqrt(parts))

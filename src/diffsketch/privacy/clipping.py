@@ -12,10 +12,11 @@ that rounds also states the norm that it never exceeds.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar, Literal, Self, TypeAlias
+from typing import ClassVar, Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -147,11 +148,13 @@ class CoordinateBound:
         check_positive("limit", self.limit)
         check_whole("rows", self.rows, least=1)
 
-    def sensitivity(self, order: Literal[1, 2], relation: RelationName) -> float:
-        """`2 limit rows` or `2 limit sqrt(rows)` for `replace`, half of it for add-or-remove."""
-        _check_order(order)
-        change = self.limit * check_choice("relation", relation, Relation).values
-        return change * (self.rows if order == 1 else math.sqrt(self.rows))
+    def sensitivity(self, relation: RelationName) -> float:
+        """In the L2 norm: `2 limit sqrt(rows)` for `replace`, half of it for add-or-remove."""
+        return _change(self.limit, relation) * math.sqrt(self.rows)
+
+    def l1_sensitivity(self, relation: RelationName) -> float:
+        """In the L1 norm: `2 limit rows` for `replace`, half of it for add-or-remove."""
+        return _change(self.limit, relation) * self.rows
 
     def apply(self, vectors: Tensor, encode: Encode | None = None) -> Tensor:
         """Clip, then encode."""
@@ -188,10 +191,9 @@ class NormBound:
         check(group, "unit", "be example, person or client", self.unit)
         object.__setattr__(self, "unit", Unit(self.unit))
 
-    def sensitivity(self, order: Literal[1, 2], relation: RelationName) -> float:
-        """`2 limit` for `replace`, `limit` for add-or-remove; the L1 norm has no bound."""
-        check(order == 2, "order", "be 2 for a bound on the L2 norm", order)
-        return self.limit * check_choice("relation", relation, Relation).values
+    def sensitivity(self, relation: RelationName) -> float:
+        """In the L2 norm: `2 limit` for `replace`, `limit` for add-or-remove."""
+        return _change(self.limit, relation)
 
     def apply(self, vectors: Tensor, encode: Encode | None = None) -> Tensor:
         """Encode, then clip: vectors `(..., dim)`, or the tables of `encode`."""
@@ -256,8 +258,9 @@ def _tables(encode: Encode, vectors: Tensor) -> Tensor:
     return tables
 
 
-def _check_order(order: int) -> None:
-    check(order in (1, 2), "order", "be 1 or 2", order)
+def _change(limit: float, relation: RelationName) -> float:
+    """Bound the change of something of size `limit` at most, if a unit is replaced or removed."""
+    return limit * check_choice("relation", relation, Relation).values
 
 
 def stochastic_round(values: Tensor, noise: Noise) -> Tensor:
@@ -287,8 +290,42 @@ def centre(values: Tensor, bits: int) -> Tensor:
     return torch.where(wrapped >= 1 << (bits - 1), wrapped - (1 << bits), wrapped)
 
 
+class Grid(ABC):
+    """Whole numbers to send, whose size is bounded: what integer noise is added to.
+
+    Attributes:
+        granularity: The step: a whole number `x` stands for `x * granularity`.
+        cells: Entries of what is sent: the dimension of a vector, or rows times columns.
+    """
+
+    granularity: float
+    cells: int
+
+    @property
+    @abstractmethod
+    def longest(self) -> float:
+        """The largest Euclidean norm of a message, in steps."""
+
+    @property
+    def peak(self) -> int:
+        """The largest size of a cell, in steps."""
+        return math.floor(self.longest)
+
+    def sensitivity(self, relation: RelationName) -> float:
+        """The largest change of a sum of messages by one unit, in the L2 norm and in steps."""
+        return _change(self.longest, relation)
+
+    def bounded(self, cells: Tensor) -> Tensor:
+        """Clip what is sent, unless it was bounded as it was made."""
+        return cells
+
+    def rounded(self, bounded: Tensor, noise: Noise) -> Tensor:  # noqa: ARG002
+        """Round to whole numbers (int64), unless they are whole."""
+        return bounded.to(torch.int64)
+
+
 @dataclass(frozen=True)
-class Quantizer:
+class Quantizer(Grid):
     """Clips, divides by `granularity` and rounds at random; knows how large the result can be.
 
     With `c = bound.limit / granularity` and `d = cells`, rounded messages `x` obey
@@ -343,16 +380,6 @@ class Quantizer:
         """The largest Euclidean norm of a message, in steps."""
         return math.sqrt(self.largest)
 
-    @property
-    def peak(self) -> int:
-        """The largest size of a cell, in steps."""
-        return math.floor(self.longest)
-
-    def sensitivity(self, order: Literal[1, 2], relation: RelationName) -> float:
-        """The largest change of a sum of messages, in steps: the norm, or twice for `replace`."""
-        check(order == 2, "order", "be 2 for a bound on the L2 norm", order)
-        return self.longest * check_choice("relation", relation, Relation).values
-
     def bounded(self, cells: Tensor) -> Tensor:
         """Clip what is sent, `(messages, cells)`.
 
@@ -382,7 +409,7 @@ class Quantizer:
 
 
 @dataclass(frozen=True)
-class CoordinateQuantizer:
+class CoordinateQuantizer(Grid):
     """Clips every coordinate and rounds it at random to one of `2 steps + 1` levels, then encodes.
 
     The rounded coordinates are whole numbers of size `steps` at most, and tables are sums of them
@@ -413,7 +440,7 @@ class CoordinateQuantizer:
         check(self.steps <= most, "steps", f"be <= {most} for dim={self.dim}", self.steps)
 
     @property
-    def granularity(self) -> float:
+    def granularity(self) -> float:  # type: ignore[override]
         """The step: a whole number `x` stands for `x * granularity`."""
         return self.bound.limit / self.steps
 
@@ -430,9 +457,17 @@ class CoordinateQuantizer:
         """The largest size of a cell, in steps."""
         return self.steps * self.load
 
-    def sensitivity(self, order: Literal[1, 2], relation: RelationName) -> float:
-        """The largest change of a message by one coordinate, in steps."""
-        return replace(self.bound, limit=float(self.steps)).sensitivity(order, relation)
+    @property
+    def _in_steps(self) -> CoordinateBound:
+        return replace(self.bound, limit=float(self.steps))
+
+    def sensitivity(self, relation: RelationName) -> float:
+        """The largest change of a message by one coordinate, in the L2 norm and in steps."""
+        return self._in_steps.sensitivity(relation)
+
+    def l1_sensitivity(self, relation: RelationName) -> float:
+        """The same in the L1 norm."""
+        return self._in_steps.l1_sensitivity(relation)
 
     def prepared(self, vectors: Tensor, noise: Noise) -> Tensor:
         """Clip and round the coordinates: whole numbers in float64, ready to be encoded."""
@@ -441,17 +476,9 @@ class CoordinateQuantizer:
         exact = (clipped.to("cpu", torch.float64) / self.bound.limit).clamp(-1, 1) * self.steps
         return stochastic_round(exact, noise).to(vectors.device, torch.float64)
 
-    def bounded(self, cells: Tensor) -> Tensor:
-        """Return the cells: their coordinates are bounded."""
-        return cells
-
-    def rounded(self, bounded: Tensor, noise: Noise) -> Tensor:  # noqa: ARG002
-        """Convert whole numbers from float64 to int64."""
-        return bounded.to(torch.int64)
-
 
 @dataclass(frozen=True)
-class WholeTables:
+class WholeTables(Grid):
     """Bound on tables of whole numbers that each unit's table obeys as it is made.
 
     Nothing is left to clip or to round: counts are whole, and whoever makes a unit's table drops
@@ -491,21 +518,7 @@ class WholeTables:
         """The largest Euclidean norm of a table, in steps."""
         return self.norm
 
-    @property
-    def peak(self) -> int:
-        """The largest size of a cell, in steps."""
-        return math.floor(self.norm)
-
-    def sensitivity(self, order: Literal[1, 2], relation: RelationName) -> float:
+    def sensitivity(self, relation: RelationName) -> float:
         """`distance` for `replace`, `norm` for add-or-remove, in steps."""
-        check(order == 2, "order", "be 2 for a bound on the L2 norm", order)
         replaces = check_choice("relation", relation, Relation) is Relation.REPLACE
         return self.distance if replaces else self.norm
-
-    def bounded(self, cells: Tensor) -> Tensor:
-        """Return the cells: they are bounded as they are made."""
-        return cells
-
-    def rounded(self, bounded: Tensor, noise: Noise) -> Tensor:  # noqa: ARG002
-        """Return the cells: they are whole."""
-        return bounded

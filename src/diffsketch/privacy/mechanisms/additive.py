@@ -67,7 +67,7 @@ class GaussianMechanism:
     @property
     def std(self) -> float:
         """Standard deviation of the noise in a cell."""
-        return self.noise_multiplier * self.bound.sensitivity(2, self._scope.relation)
+        return self.noise_multiplier * self.bound.sensitivity(self._scope.relation)
 
     @property
     def claim(self) -> SimulatedClaim:

@@ -84,7 +84,6 @@ from diffsketch.privacy.claim import (
 )
 from diffsketch.privacy.clipping import (
     MAX_BITS,
-    CoordinateBound,
     CoordinateQuantizer,
     Quantizer,
     WholeTables,
@@ -449,7 +448,7 @@ class DiscreteGaussianMechanism(IntegerMechanism):
     @cached_property
     def _share(self) -> float:
         """The parameter of one message's noise."""
-        sigma = self.noise_multiplier * self.quantizer.sensitivity(2, self.relation)
+        sigma = self.noise_multiplier * self.quantizer.sensitivity(self.relation)
         return sigma / math.sqrt(self._parts)
 
     @property
@@ -467,7 +466,7 @@ class DiscreteGaussianMechanism(IntegerMechanism):
         q = np.exp(-2 * (math.pi * share) ** 2 * k / (k + 1))
         excess = 4 * float(np.arctanh(2 * q / (1 - q**3)).sum())
         curvature = 1 / (members * share**2) + excess
-        shift = self.quantizer.sensitivity(2, self.relation)
+        shift = self.quantizer.sensitivity(self.relation)
         return GaussianEvent(1 / (shift * widest_step(curvature)))
 
     def _log_tail(self, margin: float, sources: int) -> float:
@@ -506,22 +505,19 @@ class DiscreteLaplaceMechanism(IntegerMechanism):
 
     _name: ClassVar[str] = "discrete Laplace noise"
 
+    quantizer: CoordinateQuantizer
+
     def __post_init__(self) -> None:
-        super().__post_init__()
-        check(not self.shared, "trust", "be local or central for Laplace noise", self.trust)
         coordinates = isinstance(self.quantizer, CoordinateQuantizer)
         check(coordinates, "quantizer", "bound coordinates for Laplace noise", self.quantizer)
-
-    @property
-    def _rows(self) -> int:
-        bound = self.quantizer.bound
-        return bound.rows if isinstance(bound, CoordinateBound) else 1
+        super().__post_init__()
+        check(not self.shared, "trust", "be local or central for Laplace noise", self.trust)
 
     @cached_property
     def scale(self) -> float:
         """Scale of the noise, in steps."""
-        shift = self.quantizer.sensitivity(1, self.relation)
-        root = math.sqrt(shift**2 + self._rows / self.noise_multiplier)
+        shift = self.quantizer.l1_sensitivity(self.relation)
+        root = math.sqrt(shift**2 + self.quantizer.bound.rows / self.noise_multiplier)
         return self.noise_multiplier * (shift + root) / 2
 
     @property
@@ -533,7 +529,7 @@ class DiscreteLaplaceMechanism(IntegerMechanism):
         return noise.discrete_laplace(shape, self.scale)
 
     def _event(self, present: int) -> Event:  # noqa: ARG002
-        rows = self._rows
+        rows = self.quantizer.bound.rows
         return events.repeated(events.laplace(self.noise_multiplier * rows), rows)
 
     def _log_tail(self, margin: float, sources: int) -> float:
@@ -597,7 +593,7 @@ class SkellamMechanism(IntegerMechanism):
 
     @property
     def _noise_variance(self) -> float:
-        return (self.noise_multiplier * self.quantizer.sensitivity(2, self.relation)) ** 2
+        return (self.noise_multiplier * self.quantizer.sensitivity(self.relation)) ** 2
 
     def draw(self, shape: tuple[int, ...], noise: Noise) -> Tensor:
         """Draw the noise of one message: int64."""
@@ -615,7 +611,7 @@ class SkellamMechanism(IntegerMechanism):
 
     def _event(self, present: int) -> Event:
         variance = self._share * (present if self.shared else 1)
-        shift = self.quantizer.sensitivity(2, self.relation)
+        shift = self.quantizer.sensitivity(self.relation)
         return GaussianEvent(1 / (shift * widest_step(_curvature(variance))))
 
     def _log_tail(self, margin: float, sources: int) -> float:
