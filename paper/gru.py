@@ -26,7 +26,9 @@ class CharGRU(CharLSTM):
     """
 
     gates: ClassVar[int] = 3
-    usual: ClassVar[tuple[int, int, int]] = (60, 80, 8)
+
+    def __init__(self, *, seed: int = 0) -> None:
+        super().__init__(hidden=60, letters=80, embedding=8, seed=seed)
 
     def _fused(self, inputs: Tensor, start: Tensor, *rest: Any) -> Tensor:
         return torch.gru(inputs, start, *rest)[0]

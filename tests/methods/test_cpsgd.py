@@ -28,6 +28,10 @@ def test_the_papers_cpsgd_is_claimed(setting: tuple[float, int, int, int]) -> No
     claim = method.claim_for(10, SEED)
     assert isinstance(claim, PaperClaim)
     assert float(claim.epsilon(delta=1e-5, rounds=1)) == claimed
+    assert "Claimed, not proven" in str(claim)
+    assert "variance 524 in the sum, and 10 members give" in str(claim)
+    with pytest.raises(ArgumentError, match="rounds must be 1"):
+        claim.epsilon(delta=1e-5, rounds=2)
     same = CpSgd(dim=7850, cohort=10, claimed=claimed, levels=levels, trials=trials)
     assert same.message_format == method.message_format
     # Without the paper's word for it there is nothing to be said.

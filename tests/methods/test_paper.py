@@ -117,8 +117,9 @@ def test_the_least_padding_is_what_theorem_1_needs_for_each_message(vectors: Ten
     bare = longer.encode(vectors, SEED, offset=0)
     for worker in range(WORKERS):
         alpha, sigma = (float(f(vectors[worker])) for f in (estimate_alpha, estimate_sigma))
-        one = {"alpha": torch.tensor([alpha]), "sigma": torch.tensor([sigma])}
-        length = int(least_padding(target, DIM, *size, most=10**6, **one)[0])
+        sizes = (torch.tensor([alpha]), torch.tensor([sigma]))
+        needed, _ = least_padding(target, DIM, *size, alpha=sizes[0], sigma=sizes[1], most=10**6)
+        length = int(needed)
         own = CohortNoise(KEY, [worker], round_index=0)
         message = encoded.messages[worker]
         assert torch.equal(method.encode(vectors[worker], SEED, own).messages, message)

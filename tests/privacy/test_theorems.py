@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -136,7 +137,8 @@ def test_a_failed_condition_is_a_value(changes: dict[str, float], why: str) -> N
     ],
 )  # fmt: skip
 def test_bad_arguments_raise(name: str, bad: float) -> None:
-    arguments = {"dim": 1000, "rows": 7, "cols": 22, "alpha": 1.0, "sigma": 1.0, name: bad}
+    arguments: dict[str, Any] = {"dim": 1000, "rows": 7, "cols": 22, "alpha": 1.0, "sigma": 1.0}
+    arguments[name] = bad
     refused(ArgumentError, name, theorem1, **arguments)
     for ratio in ("alpha", "sigma"):
         arguments[ratio] = torch.tensor([1.0, arguments[ratio]])  # of two workers

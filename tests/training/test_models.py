@@ -39,7 +39,7 @@ def test_weights_follow_from_the_seed(model: Callable[..., nn.Module]) -> None:
 def check_character_model(ours: CharLSTM, layer: type[nn.LSTM] | type[nn.GRU]) -> None:
     """It has to be torch's layer without the second bias."""
     with torch.device("meta"):
-        sizes = ours.usual[2], ours.usual[0]
+        sizes = ours.embedding.shape[1], ours.hidden
         theirs = layer(*sizes, num_layers=2, batch_first=True)
     theirs.to_empty(device="cpu")
     named = dict(ours.named_parameters())

@@ -16,7 +16,6 @@ from torch import Tensor
 from diffsketch.errors import ArgumentError, DataError
 from diffsketch.privacy.accounting.calibration import PoissonSampler
 from diffsketch.privacy.simulated_noise import NoiseKey
-from diffsketch.training import sampling
 from diffsketch.training.sampling import (
     AllDevices,
     PoissonDevices,
@@ -173,22 +172,6 @@ def test_poisson_is_that_of_privacy() -> None:
 def test_bad_input(make: Callable[[], Sampler], message: str) -> None:
     with pytest.raises((ArgumentError, DataError), match=message):
         make()
-
-
-@pytest.mark.parametrize("at_once", [1, 7, 64])
-def test_uniform_draws_do_not_depend_on_what_was_drawn_before(
-    at_once: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rounds are drawn many at a time, and are what each is by itself."""
-    rounds = [0, 1, 900, 63, 64, 5, 10**9, 0]
-    alone = [UniformSampler(100, 9, seed=3).draw(index) for index in rounds]
-    monkeypatch.setattr(sampling, "_HASHED", 9 * at_once)
-    sampler = UniformSampler(100, 9, seed=3)
-    for index, expected in zip(rounds, alone, strict=True):
-        assert torch.equal(sampler.draw(index), expected)
-    assert not torch.equal(alone[0], alone[1])
-    sampler.draw(0).zero_()  # what a caller does to a draw changes no other
-    assert torch.equal(sampler.draw(0), alone[0])
 
 
 ORDERS: dict[object, float] = dict.fromkeys(permutations(range(3)), 1 / 6)

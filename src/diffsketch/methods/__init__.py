@@ -16,25 +16,8 @@ from diffsketch.methods.paper import DiffSketch, RawLaplace, SketchLaplace
 from diffsketch.methods.plain import PlainSketch, TableMethod, Uncompressed
 
 __all__ = [
-    "METHODS",
-    "CpSgd",
-    "DiffSketch",
-    "Encoded",
-    "GaussianMean",
-    "Method",
-    "PlainSketch",
-    "PrivateMean",
-    "RawLaplace",
-    "SkellamMean",
-    "SketchGaussian",
-    "SketchLaplace",
-    "SketchSkellam",
-    "TableMethod",
-    "Uncompressed",
-    "build_method",
-    "parse_settings",
-    "register",
-    "release",
-    "release_noise",
-    "settings_of",
-]
+    "METHODS", "CpSgd", "DiffSketch", "Encoded", "GaussianMean", "Method", "PlainSketch",
+    "PrivateMean", "RawLaplace", "SkellamMean", "SketchGaussian", "SketchLaplace",
+    "SketchSkellam", "TableMethod", "Uncompressed", "build_method", "parse_settings",
+    "register", "release", "release_noise", "settings_of",
+]  # fmt: skip

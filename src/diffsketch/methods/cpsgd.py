@@ -21,7 +21,10 @@ from diffsketch.methods.forecast import (
     rounding_variance,
 )
 from diffsketch.privacy.claim import (
+    Basis,
     Claim,
+    Epsilon,
+    NoClaim,
     PaperClaim,
     Relation,
     RelationName,
@@ -31,10 +34,7 @@ from diffsketch.privacy.claim import (
     rounded_up,
 )
 from diffsketch.privacy.clipping import clip_coordinates, clip_norm
-from diffsketch.privacy.mechanisms.binomial import (
-    PAPER_SETTINGS,
-    BinomialMechanism,
-)
+from diffsketch.privacy.mechanisms.binomial import PAPER_SETTINGS, BinomialMechanism
 from diffsketch.privacy.simulated_noise import Noise
 from diffsketch.sketch.hashing import HashSeed
 from diffsketch.wire.formats import MessageFormat
@@ -136,7 +136,7 @@ class CpSgd(Plannable):
         clip = self.limit * math.sqrt(self.dim) if self.clip is None else self.clip
         return BinomialMechanism(
             self.cells, clip, self.limit, levels, trials, self.cohort, self.delta,
-            relation=self.relation, claimed=self.claimed,
+            relation=self.relation,
         )  # fmt: skip
 
     @property
@@ -164,11 +164,13 @@ class CpSgd(Plannable):
 
     def _claim_of(self, present: int) -> Claim:
         claim = self.mechanism.claim_for(present)
-        if not isinstance(claim, PaperClaim):
+        if self.claimed is None or not isinstance(claim, NoClaim):
             return claim
+        per_round = Epsilon(self.claimed, self.delta, 1, Basis.CLAIMED, claim.scope)
         # A paper's claim is for its own messages, which a secure sum cannot add up.
         size = f"messages of {self.mechanism.bits} bits that leave no room for a secure sum"
-        return replace(claim, source=f"{claim.source}, with {size},")
+        source = f"the paper's table for cpSGD (where {claim.reason}), with {size},"
+        return PaperClaim(claim.scope, per_round, source)
 
     def honest_norm(self, count: int = 1, *, failure: float = FALSE_REFUSAL) -> float:
         """Bound by clip, rounding and the noise of `count` workers."""

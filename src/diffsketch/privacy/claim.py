@@ -238,13 +238,17 @@ class Epsilon:
         """
         if style != "short":
             return f"{quantity or self.quantity(style, digits=digits)} ({self.terms(style)})"
-        # Its number would be infinite, which reads like a failed computation.
+        # An infinite number would read like a failed computation.
         if self.basis is Basis.NONE:
             return "no claim"
-        terms = self.scope.short if math.isinf(self.value) else self.terms(style)
-        return f"{quantity or self._short(digits)} (delta {self.delta:g}; {terms})"
+        if math.isinf(self.value):
+            what = f"{self.basis_text} per round, nothing over {self.rounds_text}"
+            return f"{what} (delta {self.delta:g}; {self.scope.short})"
+        times = " per round" if self.basis is Basis.CLAIMED and not self.doors else ""
+        terms = f"(delta {self.delta:g}; {self.terms(style)})"
+        return f"epsilon {self.shown(digits)}{times} {terms}"
 
-    def quantity(self, style: Style = "plain", *, digits: int = 3) -> str:
+    def quantity(self, style: Literal["plain", "symbols"] = "plain", *, digits: int = 3) -> str:
         """The half of it that is numbers: value, delta and rounds.
 
         >>> scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.CENTRAL)
@@ -252,33 +256,21 @@ class Epsilon:
         'ε = 1 per round'
         >>> Epsilon(2.5, 0.0, 1, Basis.MEASURED, scope).quantity("symbols")
         'ε ≥ 2.5 after 1 round'
-        >>> Epsilon(8.0, 1e-5, 100, Basis.PROVEN, scope).quantity("short")
-        'epsilon 8 (delta 1e-05)'
         """
-        if style == "short":
-            return f"{self._short(digits)} (delta {self.delta:g})"
-        measured, unlimited = self.basis is Basis.MEASURED, math.isinf(self.value)
-        rounds = self._rounds
+        measured, shown = self.basis is Basis.MEASURED, self.shown(digits)
         if style == "plain":
             sign = ">=" if measured else "="
-            return f"epsilon {sign} {self.shown(digits)} at delta = {self.delta:g} over {rounds}"
+            return f"epsilon {sign} {shown} at delta = {self.delta:g} over {self.rounds_text}"
         if self.basis is Basis.NONE:
             return "ε unlimited"
-        head = "ε unlimited" if unlimited else f"ε {'≥' if measured else '='} {self.shown(digits)}"
+        value = "unlimited" if math.isinf(self.value) else f"{'≥' if measured else '='} {shown}"
         delta = f" at δ = {self.delta:g}" if self.delta > 0 else ""
-        if self.rounds == 1 and not measured:
-            return f"{head}{delta} per round"
-        return f"{head}{delta} {'after' if measured else 'over'} {rounds}"
-
-    def _short(self, digits: int) -> str:
-        """The value alone, for a terminal line."""
-        if math.isinf(self.value):
-            return f"{self.basis_text} per round, nothing over {self._rounds}"
-        times = " per round" if self.basis is Basis.CLAIMED and not self.doors else ""
-        return f"epsilon {self.shown(digits)}{times}"
+        when = f"{'after' if measured else 'over'} {self.rounds_text}"
+        return f"ε {value}{delta} {'per round' if self.rounds == 1 and not measured else when}"
 
     @property
-    def _rounds(self) -> str:
+    def rounds_text(self) -> str:
+        """The rounds as they are printed."""
         return "1 round" if self.rounds == 1 else f"{self.rounds:,} rounds"
 
     def to_json(self) -> dict[str, Any]:
@@ -377,9 +369,7 @@ class ProvenClaim:
     def __str__(self) -> str:
         sentence = self.scope.sentence
         if is_sampled(self.event) and self.scope.unit is Unit.CLIENT:
-            sentence = (
-                f"how well {_VIEWERS[self.scope.trust]} can tell whether one client took part"
-            )
+            sentence = f"how well {self.scope.viewers} can tell whether one client took part"
         return f"Proven: {self.mechanism} limits {sentence}."
 
 
@@ -516,12 +506,11 @@ class MeasuredClaim:
         return self.lower_bound
 
     def __str__(self) -> str:
-        bound, rounds = self.lower_bound, self.lower_bound.rounds
-        after = "1 round" if rounds == 1 else f"{rounds:,} rounds"
+        bound = self.lower_bound
         return (
             f"Measured: {self.attack} shows with {self.confidence:.4g} confidence that after "
-            f"{after} no epsilon below {bound.shown(4)} (at delta = {bound.delta:g}) describes "
-            f"{self.scope.sentence}."
+            f"{bound.rounds_text} no epsilon below {bound.shown(4)} (at delta = {bound.delta:g}) "
+            f"describes {self.scope.sentence}."
         )
 
 
@@ -587,13 +576,11 @@ def claim_from_json(data: Mapping[str, Any]) -> Claim:
         fields = dict(data)
         scope = Scope(*fields.pop("scope"))
         if "event" in fields:
-            kind: type[ProvenClaim] = (
-                SimulatedClaim if fields.pop("simulated", False) else ProvenClaim
-            )
-            event, mechanism = from_json(fields.pop("event")), fields.pop("mechanism")
+            fields["event"] = from_json(fields["event"])
             if "doors" in fields:
-                return OpenClaim(scope, event, mechanism, tuple(fields["doors"]))
-            return kind(scope, event, mechanism, **fields)
+                return OpenClaim(scope, **{**fields, "doors": tuple(fields["doors"])})
+            simulated = fields.pop("simulated", False)
+            return (SimulatedClaim if simulated else ProvenClaim)(scope, **fields)
         if "source" in fields:
             number = Epsilon(fields["epsilon"], fields["delta"], 1, Basis.CLAIMED, scope)
             return PaperClaim(scope, number, fields["source"])

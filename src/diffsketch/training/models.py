@@ -168,20 +168,11 @@ class CharLSTM(nn.Module):
     """
 
     gates: ClassVar[int] = 4
-    usual: ClassVar[tuple[int, int, int]] = (52, 90, 7)
-    """Defaults: states of a layer, letters, length of a letter's embedding."""
 
     def __init__(
-        self,
-        *,
-        hidden: int | None = None,
-        letters: int | None = None,
-        embedding: int | None = None,
-        seed: int = 0,
+        self, *, hidden: int = 52, letters: int = 90, embedding: int = 7, seed: int = 0
     ) -> None:
         super().__init__()
-        sizes = zip((hidden, letters, embedding), self.usual, strict=True)
-        hidden, letters, embedding = (usual if size is None else size for size, usual in sizes)
         self.hidden = hidden
         self.embedding = nn.Parameter(torch.empty(letters, embedding))
         for layer, size in enumerate((embedding, hidden)):

@@ -25,7 +25,6 @@ _Whole: TypeAlias = npt.NDArray[np.int64]
 _Words: TypeAlias = npt.NDArray[np.uint64]
 
 _LOTTERY = (1 << 62) + 1  # number of the "worker" whose noise draws the Poisson samples
-_HASHED = 1 << 10  # devices that are drawn at once, if the cohort is smaller
 _PLACE_BITS = 24  # of a sorting key: below the random bits, so that no two keys are equal
 _PLACES = np.uint64((1 << _PLACE_BITS) - 1)
 # Odd, and near the golden ratio and the square root of 2 as shares of 2**64: their multiples stay
@@ -228,25 +227,13 @@ class UniformSampler(_FixedCohort):
 
     def draw(self, round_index: int) -> Tensor:
         """Draw the devices of a round."""
+        words = round_words(self.seed, round_index, b"ds-uniform")
         # Where most devices are drawn, to rank all is cheaper than to strike out repetitions.
         if 2 * self.cohort > self.members:
-            words = round_words(self.seed, round_index, b"ds-uniform")
             keys = mix64(np.arange(self.members, dtype=np.uint64), *words)
             return _smallest(keys, self.cohort)
-        # Blocks begin at fixed rounds, so that a draw does not depend on where a run began.
-        at_once = max(1, _HASHED // self.cohort)  # small arrays cost about as much as large ones
-        block, place = divmod(round_index, at_once)
-        return torch.tensor(
-            _uniform_block(self, range(block * at_once, (block + 1) * at_once))[place]
-        )
-
-
-@lru_cache(maxsize=8)  # a pure function of the seed
-def _uniform_block(sampler: UniformSampler, rounds: range) -> list[list[int]]:
-    """Draw the devices of several rounds."""
-    words = [round_words(sampler.seed, index, b"ds-uniform") for index in rounds]
-    keys, members = np.array(words).T[:, :, None], np.uint64(sampler.members)
-    return _first_distinct(lambda places: mix64(places, *keys) % members, sampler.cohort)
+        members = np.uint64(self.members)
+        return _first_distinct(lambda places: mix64(places, *words) % members, self.cohort)
 
 
 @dataclass(frozen=True, eq=False)
@@ -315,9 +302,9 @@ class WeightedSampler(Sampler):
 
         def chosen(places: _Words) -> _Whole:
             above = np.searchsorted(self._rises, uniform(places), side="right")
-            return np.minimum(above, self.members - 1)[None]  # a number may round to 1
+            return np.minimum(above, self.members - 1)  # a number may round to 1
 
-        return torch.tensor(_first_distinct(chosen, self.cohort)[0])
+        return _first_distinct(chosen, self.cohort)
 
     @cached_property
     def _rises(self) -> _Numbers:
@@ -393,15 +380,15 @@ class PoissonDevices(Sampler):
         return self.lottery.draw(key.source(worker=_LOTTERY, round_index=round_index))
 
 
-def _first_distinct(values_at: Callable[[_Words], npt.NDArray[Any]], count: int) -> list[list[int]]:
-    """Find the first `count` distinct values of sequences, given by their places; sorted."""
+def _first_distinct(values_at: Callable[[_Words], npt.NDArray[Any]], count: int) -> Tensor:
+    """Find the first `count` distinct values of a sequence, given by their places; sorted."""
     # A guess: a longer sequence begins like a shorter one, so the result does not depend on it.
     length = count + count // 4 + 8
     while True:
-        rows = values_at(np.arange(length, dtype=np.uint64)).tolist()
-        distinct = [list(dict.fromkeys(row)) for row in rows]  # in the order of first places
-        if min(map(len, distinct)) >= count:
-            return [sorted(row[:count]) for row in distinct]
+        values = values_at(np.arange(length, dtype=np.uint64)).tolist()
+        distinct = list(dict.fromkeys(values))  # in the order of first places
+        if len(distinct) >= count:
+            return torch.tensor(sorted(distinct[:count]))
         length *= 2
 
 

@@ -208,7 +208,6 @@ class Simulation:
         self.history: list[dict[str, Any]] = []  # rows of the rounds that `run` did
         self._best: tuple[float, Tensor] | None = None  # smallest loss of these, and its weights
         self._saturation = SaturationWatch()
-        self._amplified: dict[ProvenClaim, Claim] = {}
         self._check_options()
         self._records: tuple[Records, ...] = ()
         if method.takes_records:
@@ -227,8 +226,6 @@ class Simulation:
         # Everything is computed where the examples are.
         target = task.devices.examples.labels.device
         self._test = task.test.to(target)
-        # Sizes follow from the method alone, and are the same in every round.
-        self._message_bytes, self._round_bytes = method.wire_bytes, method.total_format.sum_bytes
         # Who takes the model and not the sums does not know where the clip has moved.
         clip_bytes = CLIP_BYTES if method.round_clip else 0
         self._model_bytes = self.server.model_bytes(method.dim) + clip_bytes
@@ -475,7 +472,8 @@ class Simulation:
         index = state.round_index
         if index >= self.rounds:
             check(False, "round_index", f"be below rounds={self.rounds}", index)
-        method, seed = self._method_at(state.clip), self._hash_seed(index)
+        method = self._method_at(state.clip)
+        seed = self._key.seed(index if self.hashes == "fresh" else 0)
         cohort = self.sampler.draw(index)
         members = cohort.numpy()
         # Noise follows from the device and the round: one drawn twice would send its noise twice.
@@ -543,9 +541,6 @@ class Simulation:
     def _method_at(self, clip: float | None) -> Method:
         return self.method if clip is None else self.method.at_clip(clip)
 
-    def _hash_seed(self, index: int) -> HashSeed:
-        return self._key.seed(index if self.hashes == "fresh" else 0)
-
     def _publish(
         self, method: Method, summed: Aggregate, index: int, *, drawn: int
     ) -> tuple[Tensor, int | float]:
@@ -587,9 +582,7 @@ class Simulation:
                 "poisson sampling is for proven claims under central trust, or for none, got "
                 f"method={self.method.name!r}, whose claim is {claim.basis}"
             )
-        if claim not in self._amplified:  # the same in most rounds
-            self._amplified[claim] = SimulatedClaim.of(lottery.amplified(claim))
-        return self._amplified[claim]
+        return SimulatedClaim.of(lottery.amplified(claim))
 
     def _noise_of(self, workers: Sequence[int], index: int, rows: Sequence[int]) -> Noise:
         return CohortNoise(self.noise_key, [workers[row] for row in rows], round_index=index)
@@ -684,14 +677,17 @@ class Simulation:
         mask, masks = 0, 0
         if self.algorithm.correction == "shared":
             mask, masks = mask_bytes(self.method.dim, len(cohort))
-        up = present * (self._message_bytes + mask)
+        up, round_bytes = (
+            present * (self.method.wire_bytes + mask),
+            self.method.total_format.sum_bytes,
+        )
         if self.algorithm.local_epochs is None:
-            return up, len(synced) * (self._round_bytes + masks), len(synced), synced
+            return up, len(synced) * (round_bytes + masks), len(synced), synced
         # Who takes part begins with the model of this round, and gets its result when drawn next.
         missed = index - synced[cohort]
         after = synced.copy()
         after[cohort] = index
-        down = int(np.minimum(missed * self._round_bytes, self._model_bytes).sum())
+        down = int(np.minimum(missed * round_bytes, self._model_bytes).sum())
         return up, down, int(np.count_nonzero(missed)), after
 
     def advance(

@@ -13,10 +13,7 @@ from torch import Tensor
 from diffsketch.errors import MismatchError, check, check_positive, check_whole
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.claim import (
-    Basis,
-    Epsilon,
     NoClaim,
-    PaperClaim,
     ProvenClaim,
     Relation,
     RelationName,
@@ -103,8 +100,6 @@ class BinomialMechanism:
         cohort: Members of the secure sum.
         delta: The delta of the claim.
         relation: Which data sets are neighbours; for add-or-remove a member's vector becomes zero.
-        claimed: An epsilon that a paper states for these numbers, to be shown as its claim where
-            nothing is proven.
 
     References:
         Agarwal, Suresh, Yu, Kumar, McMahan (2018), cpSGD: Communication-efficient and
@@ -119,7 +114,6 @@ class BinomialMechanism:
     cohort: int
     delta: float
     relation: RelationName = Relation.REPLACE
-    claimed: float | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("dim", 1), ("levels", 2), ("trials", 1), ("cohort", 1)):
@@ -154,11 +148,11 @@ class BinomialMechanism:
         return self.step * math.sqrt(self.cohort * self.trials / 4)
 
     @property
-    def claim(self) -> ProvenClaim | PaperClaim | NoClaim:
+    def claim(self) -> ProvenClaim | NoClaim:
         """The claim of one round if the whole cohort contributed."""
         return self.claim_for(self.cohort)
 
-    def claim_for(self, present: int) -> ProvenClaim | PaperClaim | NoClaim:
+    def claim_for(self, present: int) -> ProvenClaim | NoClaim:
         """The claim of one round, for `delta`, if only `present` members contributed."""
         check_whole("present", present, least=1, most=self.cohort)
         scope, variance = self._scope, present * self.trials / 4
@@ -174,10 +168,7 @@ class BinomialMechanism:
             f"the theorem needs noise of variance {least:.4g} in the sum, and {present} members "
             f"give {variance:.4g}"
         )
-        if self.claimed is None:
-            return NoClaim(scope, reason)
-        per_round = Epsilon(self.claimed, self.delta, 1, Basis.CLAIMED, scope)
-        return PaperClaim(scope, per_round, f"the paper's table for cpSGD (where {reason})")
+        return NoClaim(scope, reason)
 
     def shifts(self) -> tuple[Shift, Shift]:
         """Two bounds on how far a member moves the sum: one for certain, one nearly so."""
