@@ -37,7 +37,7 @@ def test_table_words_and_warning() -> None:
     assert "…" not in output  # nothing is cut off
     printed = plain(output)
     for text in (
-        "method", "table", "bits", "clip", "noise", "bytes", "ratio", "error", "epsilon",
+        "method", "trust", "shape", "bits", "noise", "bytes", "error", "epsilon",
         "sketch-skellam", "distributed trust", "Best: sketch-gaussian", "A secure sum hides",
         "(proven; client unit, replace, distributed trust)", "at delta = 1e-05 over 100 rounds",
         "Warning: One round alone is worse than sending nothing", "What would help:", "Run it:",

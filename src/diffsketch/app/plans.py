@@ -53,35 +53,34 @@ def _said(heading: str, text: str) -> Text:
 def report_plan(plan: Plan) -> Parts:
     """Lay out the options side by side, the best one in words, and what to beware of."""
     request, total = plan.request, plan.best.total
-    columns = ("method", "shape", "bits", "clip", "noise", "bytes", "ratio", "error", "epsilon")
+    columns = ("method", "trust", "shape", "bits", "noise", "bytes", "error", "epsilon")
     rows = []
     for option in (plan.best, *plan.alternatives):
         method, settings = option.method, option.settings
         level = ("noise_multiplier", "per_round", "trials")
         noise = next(settings[name] for name in level if name in settings)
         cells = (
-            # The trust has a line of its own, or a terminal of 80 columns would be too narrow.
-            f"{method.name}\n  {option.trust}",
+            method.name, str(option.trust),
             " x ".join(_count(size) for size in method.message_format.shape),
-            str(method.message_format.bits), _short(settings["clip"]), _short(noise),
-            _count(method.wire_bytes), f"{_short(method.compression)}x",
+            str(method.message_format.bits), _short(noise), _count(method.wire_bytes),
             _short(option.error.total), option.total.shown(),
         )  # fmt: skip
         rows.append((cells, option is plan.best))
     reading = (
-        "noise: multiplier of the sensitivity, epsilon of a round (laplace) or trials "
-        "(cpsgd). ratio: the vector in float32 over the message. error: squared error of one round "
-        "relative to the mean (1 = no better than zero); ties within 1% are broken by weaker "
-        f"trust, then fewer bytes. epsilon: {total.basis}, for the {total.scope.unit} unit "
+        "error: expected squared error of the estimated mean in one round, over the mean's squared "
+        "norm: 0 is exact, 1 no better than an estimate of zero; ties within 1% are broken by "
+        "weaker trust, then fewer bytes. bytes: of one message; bits: of a number in it. noise: "
+        "multiplier of the sensitivity, epsilon of a round (laplace) or trials (cpsgd). "
+        f"epsilon: {total.basis}, for the {total.scope.unit} unit "
         f"({total.scope.relation}) and the trust of its line, at delta = {request.delta:g} over "
         f"{total.rounds:,} round{'s' if total.rounds > 1 else ''}."
     )
     parts: list[Table | Text] = [
+        *(Text.assemble(("Warning: ", "bold red"), text) for text in plan.warnings),
         table_of("Ways to estimate the mean, best first", columns, rows),
         Text(reading, style="dim"),
         Text(),
         _said("Best", explain(plan.best, request)),
-        *(Text.assemble(("Warning: ", "bold red"), text) for text in plan.warnings),
         *([Text("What would help:", style="bold")] if plan.advice else []),
         *(Text(f"- {text}") for text in plan.advice),
         *(Text(f"Note: {text}", style="dim") for text in plan.notes),
