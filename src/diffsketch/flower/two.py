@@ -41,6 +41,7 @@ from diffsketch.wire import WireError
 _LOG = logging.getLogger("flwr.diffsketch")
 _PATIENCE = 60.0  # seconds: SuperLinks take a killed node for lost after as many
 _PAUSE = 0.5  # seconds between looks for the helper
+_TRIES = 3  # exchanges for a sum: with one that is killed in it, and those that take its place
 
 
 def answer_as_helper(request: SumRequest, client: ClientContext) -> SumReply | None:
@@ -70,7 +71,7 @@ def answer_as_helper(request: SumRequest, client: ClientContext) -> SumReply | N
     members = None if identities is None else numbered(identities)
     helper = OneShotHelper(key.secret, str(memory), identities=members)
     if not request.request:
-        return SumReply(reply=_proof(key, request.invitation, about=request.invitation))
+        return SumReply(reply=_proof(key, request.invitation, question=request.invitation))
     run, fingerprint = request.invitation[:-8], request.invitation[-8:]
     layout, place = plan.build(request.dim).message_format, (request.round_index, fingerprint)
     params = plan.one_shot(layout, run=run, place=place, helper=helper.public)
@@ -133,7 +134,7 @@ class TwoAggregators:
             asked = dict.fromkeys(sorted(nodes - self._others), question)
             refused: dict[int, str] = {}
             replies = lookup.exchange(asked, refused=refused) if asked else {}
-            proof = _proof(pair, self.public, about=pair.public)
+            proof = _proof(pair, self.public, question=pair.public)
             helpers = [node for node, reply in replies.items() if reply.reply == proof]
             self._others = (self._others & nodes | replies.keys() | refused.keys()) - {*helpers}
             self._node = helpers[0] if helpers else None
@@ -143,11 +144,8 @@ class TwoAggregators:
 
     def prepare(self, current: Round) -> dict[int, ConfigRecord]:
         """See that the helper is there, before messages are requested; else raise a `VoidError`."""
-        end = time.monotonic() + self._patience
-        while self.find(current) is None and self._local is None:
-            if time.monotonic() > end:
-                raise VoidError("no node is the helper", stage=Stage.MASKED, dropped={})
-            time.sleep(_PAUSE)
+        if self._local is None and self._awaited(current) is None:
+            raise VoidError("no node is the helper", stage=Stage.MASKED, dropped={})
         self._open = current
         return {}
 
@@ -187,24 +185,30 @@ class TwoAggregators:
         request = leader.request()
         if self._local is not None:
             return leader.take(self._local.answer(request, params))
-        end, reasons = time.monotonic() + self._patience, dict[int, str]()
-        place = params.run + params.fingerprint
+        reasons, place = dict[int, str](), params.run + params.fingerprint
         question = _question(current, invitation=place, request=request)
-        while True:
-            if (node := self.find(current)) is not None:
-                replies = current.exchange({node: question}, refused=reasons)
-                if node in replies:
-                    return leader.take(replies[node].reply)
-                self._node = None  # killed, perhaps, and not yet back under another id
-            says_no = any(not reason.startswith("error") for reason in reasons.values())
-            if says_no or time.monotonic() > end:
-                raise WireError("; ".join(reasons.values()) or "it is silent")
+        for _ in range(_TRIES):
+            if (node := self._awaited(current)) is None:
+                break
+            replies = current.exchange({node: question}, refused=reasons)
+            if node in replies:
+                return leader.take(replies[node].reply)
+            self._node = None  # killed, perhaps: it may come back under another id
+            if not reasons.get(node, "error").startswith("error"):
+                break
+        raise WireError("; ".join(reasons.values()) or "it is silent")
+
+    def _awaited(self, lookup: Round) -> int | None:
+        """Wait for the helper; None if `patience` is over."""
+        end = time.monotonic() + self._patience
+        while (node := self.find(lookup)) is None and time.monotonic() <= end:
             time.sleep(_PAUSE)
+        return node
 
 
-def _proof(own: KeyPair, public: bytes, *, about: bytes) -> bytes:
+def _proof(own: KeyPair, public: bytes, *, question: bytes) -> bytes:
     """Compute what only the owners of both keys can: the helper, and who has asked for it."""
-    return derive(own.agree(public), context=about, label="helper")
+    return derive(own.agree(public), context=question, label="helper")
 
 
 class _ClientGrid:
