@@ -206,8 +206,8 @@ def test_lost_times_of_a_member(compared: Path) -> None:
 
 def test_last_line_says_what_diverged(tmp_path: Path) -> None:
     methods = ["--method", "none", "--method", "none:learning_rate=1e38"]
-    words = ("--rounds", "8", "--jobs", "1", *methods, "--output", tmp_path / "out")
-    result = done("compare", *SHORT, *words)
+    short = (*SHORT, "--rounds", "8", "--jobs", "1")
+    result = done("compare", *short, *methods, "--output", tmp_path / "out")
     assert result.output.rstrip().endswith("Diverged: 1 of 2 runs.")
     assert "warning: round 1: NaN or infinite values in the vectors of" in result.output
     assert result.stderr == ""

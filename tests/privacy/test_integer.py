@@ -483,6 +483,7 @@ def test_finest_step(kind: Kind) -> None:
 
 NAN, INF = math.nan, math.inf
 THREE = Quantizer(NormBound(1.0), 0.1, 3)
+NOT_COORDINATES: Any = steps(1)
 PLAIN = SkellamMechanism(THREE, 1.0, cohort=2)
 SHARES: dict[str, Any] = {"relation": ONE, "trust": Trust.DISTRIBUTED, "cohort": 5}
 REFUSED: list[tuple[str, Callable[..., object], list[Any]]] = [
@@ -496,7 +497,7 @@ REFUSED: list[tuple[str, Callable[..., object], list[Any]]] = [
     ("steps must be >= 1", lambda bad: CoordinateQuantizer(CoordinateBound(1.0), bad, 1), [0]),
     ("shares >= 1/2", partial(DiscreteGaussianMechanism, steps(1), **SHARES), [1.0]),
     ("local or central", partial(DiscreteLaplaceMechanism, levels(1), **SHARES), [1.0]),
-    ("bound coordinates", partial(DiscreteLaplaceMechanism, steps(1)), [1.0]),
+    ("bound coordinates", lambda bad: DiscreteLaplaceMechanism(NOT_COORDINATES, bad), [1.0]),
     ("noise_multiplier must", partial(SkellamMechanism, THREE), [0.0, -1.0, NAN, INF]),
     ("bits must", lambda bad: replace(PLAIN, bits=bad), [0, 63]),
     ("cohort must", lambda bad: replace(PLAIN, cohort=bad), [0]),
