@@ -21,6 +21,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Triton comes with PyTorch's CUDA builds only; without it this module cannot be imported.
 collect_ignore_glob = [] if find_spec("triton") else ["src/diffsketch/sketch/kernels/gpu*.py"]
 
+# Frameworks that need not be installed.
+for name, library in (("trainer", "transformers"), ("lightning",) * 2, ("accelerate",) * 2):
+    if not find_spec(library):
+        collect_ignore_glob.append(f"src/diffsketch/ddp/integrations/{name}.py")
+
 # Flower is an extra.
 if not find_spec("flwr"):
     collect_ignore_glob += ["src/diffsketch/flower/*.py", "tests/flower/*.py"]

@@ -4,9 +4,7 @@
     python examples/accelerate_local_steps.py
 
 starts two processes on this machine. In a script of your own, which `accelerate launch` starts,
-only the lines with `local` are new, and the model is not given to `prepare`, which would wrap it in
-DDP. Inside a machine, wrap it yourself: `DistributedDataParallel(model, process_group=...)`, and
-give `LocalSteps` the ranks between machines as `group`.
+only the lines with `local` are new.
 """
 
 from __future__ import annotations
@@ -22,9 +20,9 @@ from torch import nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
-from diffsketch.ddp import LocalSteps
+from diffsketch.ddp.integrations.accelerate import AccelerateLocalSteps
 
-PROCESSES, EPOCHS, EXAMPLES, WIDTH = 2, 6, 2048, 32
+PROCESSES, EPOCHS, EXAMPLES, WIDTH = 2, 10, 2048, 32
 
 
 def examples() -> TensorDataset:
@@ -36,21 +34,22 @@ def examples() -> TensorDataset:
 
 def train() -> None:
     """Train in a process that Accelerate knows about."""
-    accelerator = Accelerator(cpu=True)
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(WIDTH, 64), nn.Tanh(), nn.Linear(64, 1)).to(accelerator.device)
     data = examples()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    optimizer, loader = accelerator.prepare(
-        optimizer, DataLoader(data, batch_size=16, shuffle=True)
+    model, optimizer, loader = accelerator.prepare(
+        model, optimizer, DataLoader(data, batch_size=16, shuffle=True)
     )
-    local = LocalSteps(model, every=15, compression=8, seed=7)
+    local = AccelerateLocalSteps(accelerator, model, every=15, compression=8, seed=7)
     for _ in range(EPOCHS):
         for inputs, targets in loader:
-            optimizer.zero_grad()
-            accelerator.backward(mse_loss(model(inputs), targets))
-            optimizer.step()
-            local.step()
+            with accelerator.accumulate(model):
+                accelerator.backward(mse_loss(model(inputs), targets))
+                optimizer.step()
+                optimizer.zero_grad()
+                local.step()
     local.finish()
     inputs, targets = data.tensors
     loss = torch.tensor([mse_loss(model(inputs), targets).item()])

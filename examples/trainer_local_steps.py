@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer with local steps between the processes: copy the callback.
+"""Hugging Face's Trainer with local steps between the processes.
 
     pip install transformers accelerate
     python examples/trainer_local_steps.py
@@ -11,75 +11,18 @@ from __future__ import annotations
 import os
 import socket
 import tempfile
-from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import Trainer, TrainingArguments
 
-from diffsketch.ddp import LocalSteps, own_gradients
+from diffsketch.ddp.integrations.trainer import TrainerLocalSteps
 
 PROCESSES, STEPS, EXAMPLES, WIDTH = 2, 300, 2048, 32
-
-
-class LocalStepsCallback(TrainerCallback):
-    """Exchange of the weights every few steps.
-
-    The Trainer wraps the model in DDP after `on_train_begin`, so the first step's beginning is
-    where the hook is registered.
-
-    Args:
-        trainer: Whose `model_wrapped` is in DDP; add the callback with `trainer.add_callback`.
-        **settings: Those of `LocalSteps`.
-    """
-
-    def __init__(self, trainer: Trainer, **settings: Any) -> None:
-        self.local: Any = None  # LocalSteps, once there is a process group
-        self._trainer, self._settings = trainer, settings
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """DDP is there now: let it average nothing. Go on from this process's file, if any."""
-        del control
-        if self.local is not None:
-            return
-        model = self._trainer.model_wrapped
-        if not isinstance(model, DistributedDataParallel):
-            raise ValueError(f"the model must be in DDP: start with torchrun, got {type(model)}")
-        model.register_comm_hook(None, own_gradients)
-        self.local = LocalSteps(model, **self._settings)
-        path = self._path(args, state)
-        if state.global_step > 0 and path.exists():
-            kept = torch.load(path, weights_only=True)
-            self._trainer.model.load_state_dict(kept["model"])
-            self._trainer.optimizer.load_state_dict(kept["optimizer"])
-            self.local.load_state_dict(kept["local"])
-
-    def on_step_end(self, *_: Any, **__: Any) -> None:
-        """Count one step of the optimizer, of however many batches."""
-        self.local.step()
-
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Keep this process's weights, optimizer and local steps: the Trainer keeps rank 0's."""
-        del control
-        path = self._path(args, state)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        optimizer = self._trainer.optimizer.state_dict()
-        kept = {"model": self._trainer.model.state_dict(), "optimizer": optimizer}
-        torch.save({**kept, "local": self.local.state_dict()}, path)
-
-    def on_train_end(self, *_: Any, **__: Any) -> None:
-        """Give all processes the same weights."""
-        self.local.finish()
-
-    def _path(self, args: Any, state: Any) -> Path:
-        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        return folder / f"local-steps-{args.process_index}.pt"
 
 
 class Regression(nn.Module):
@@ -122,7 +65,7 @@ def train(folder: str) -> None:
     torch.manual_seed(0)
     data = Examples()
     trainer = Trainer(model=Regression(), args=args, train_dataset=data)
-    callback = LocalStepsCallback(trainer, every=15, compression=8, seed=7)
+    callback = TrainerLocalSteps(trainer, every=15, compression=8, seed=7)
     trainer.add_callback(callback)
     trainer.train()
     model = trainer.model
