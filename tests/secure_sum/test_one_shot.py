@@ -25,6 +25,7 @@ from diffsketch.secure_sum import (
     OneShotLeader,
     OneShotParams,
     RefusedError,
+    masks,
 )
 from diffsketch.secure_sum.messages import ENVELOPE_BYTES, MessageKind, pack_list, pack_message
 from diffsketch.wire import SERVER, DuplicateError, Message, MessageFormat, WireError
@@ -318,12 +319,12 @@ def coupled(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """
     table: dict[str, Any] = {"shift": {}}
 
-    def mask(seed: bytes, index: int, params: OneShotParams) -> Any:
+    def mask(seed: bytes, index: int, params: OneShotParams, _: str) -> Any:
         random = np.random.default_rng(int.from_bytes(seed[:8], "little"))
         words = random.integers(0, 1 << 32, params.layout.cell_count, np.uint32)
         return words + table["shift"].get(index, np.uint32(0))
 
-    monkeypatch.setattr(module, "_mask", mask)
+    monkeypatch.setattr(masks, "seed_mask", mask)
     return table
 
 
@@ -392,10 +393,10 @@ def test_masked_cells_look_uniform(monkeypatch: pytest.MonkeyPatch) -> None:
         assert are_uniform_together(first, other)
     # Controls: no mask, one that is repeated, and one of fewer bits.
     assert not are_uniform_together(first, largest)
-    expand: Any = vars(module)["expand"]
-    monkeypatch.setattr(module, "expand", lambda key, layout: expand(key, layout) >> 29)
+    expand = masks.expand
+    monkeypatch.setattr(masks, "expand", lambda key, layout: expand(key, layout) >> 29)
     assert not is_uniform(masked_of(zeros))
-    monkeypatch.setattr(module, "expand", lambda *_: np.zeros(CELLS, np.uint32))
+    monkeypatch.setattr(masks, "expand", lambda *_: np.zeros(CELLS, np.uint32))
     assert not is_uniform(masked_of(zeros))
 
 
@@ -446,7 +447,7 @@ def test_a_helper_that_answers_what_none_should(memory: Path) -> None:
         context = params.context
         return pack_message(MessageKind.SEED_SUM, tag + body, sender=SERVER, context=context)
 
-    unknown = [bytes([fault]) for fault in module.SealFault][:1]
+    unknown = [b"\1"]
     other_form = "another form than those of helpers"
     all_but_two = pack_list(dict.fromkeys((3, 4, 5), *unknown))
     for refused, indices, end, reason in (
@@ -553,3 +554,7 @@ def test_arguments() -> None:
         params_of(layout=replace(LAYOUT, cells="signed"))
     with pytest.raises(RefusedError, match="it has no secret"):
         OneShotClient(1, bytes(32))
+    leader: Any = OneShotLeader(params)
+    for take in (leader.collect, leader.take):
+        with pytest.raises(ArgumentError, match="data must be bytes, got NoneType"):
+            take(None)

@@ -17,13 +17,12 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-import diffsketch.secure_sum.client as client_module
-from diffsketch.secure_sum import Stage
+from diffsketch.secure_sum import Stage, masks
 from diffsketch.secure_sum.masks import (
     MemberSecrets,
     Words,
     pair_mask,
-    self_mask,
+    seed_mask,
     to_cells,
     to_words,
 )
@@ -84,7 +83,7 @@ def secret_of(played: LocalRound, owner: int) -> bytes:
 def without_own_mask(played: LocalRound, index: int) -> Tensor:
     """All that is known of the input of a member in the sum."""
     params = played.params
-    return unmasked(seen(played, index), self_mask(secret_of(played, index), index, params))
+    return unmasked(seen(played, index), seed_mask(secret_of(played, index), index, params))
 
 
 def without_pair_masks(played: LocalRound, index: int) -> Tensor:
@@ -110,8 +109,8 @@ def test_masked_inputs(name: str) -> None:
 
 
 def test_inputs_without_masks_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "self_mask", no_mask)
-    monkeypatch.setattr(client_module, "pair_mask", no_mask)
+    monkeypatch.setattr(masks, "seed_mask", no_mask)
+    monkeypatch.setattr(masks, "pair_mask", no_mask)
     for name in ("zeros", "largest", "own number"):
         assert not is_uniform(seen(play(name), 1))
 
@@ -126,7 +125,7 @@ def test_inputs_in_the_sum_without_their_own_masks(name: str) -> None:
 
 
 def test_missing_pair_masks_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "pair_mask", no_mask)
+    monkeypatch.setattr(masks, "pair_mask", no_mask)
     played = play("own number")
     assert not is_uniform(without_own_mask(played, 2))
     assert torch.equal(without_own_mask(played, 2), played.inputs[2].flatten())
@@ -139,7 +138,7 @@ def test_one_mask_for_all_pairs_is_found(monkeypatch: pytest.MonkeyPatch) -> Non
         mask = pair_mask(key, key.public, (2, 1), params)
         return mask if pair[0] > pair[1] else np.negative(mask)
 
-    monkeypatch.setattr(client_module, "pair_mask", same)
+    monkeypatch.setattr(masks, "pair_mask", same)
     played = play()
     # Each alone looks well where masks do not cancel: 1 subtracts three times the mask, 2 once.
     assert is_uniform(without_own_mask(played, 1))
@@ -155,7 +154,7 @@ def test_an_input_that_comes_too_late(name: str) -> None:
 
 def test_a_missing_own_mask_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Why there are two masks: with one, an input that comes late is uncovered."""
-    monkeypatch.setattr(client_module, "self_mask", no_mask)
+    monkeypatch.setattr(masks, "seed_mask", no_mask)
     played = play("own number")
     assert is_uniform(seen(played, 4))
     assert torch.equal(without_pair_masks(played, 4), played.inputs[4].flatten())
@@ -204,7 +203,7 @@ def test_masks_are_unrelated() -> None:
     """Of 6 words each: two are the same by chance with a probability below 2**-180."""
     masks = []
     for params in ROUNDS:
-        masks += [self_mask(bytes(32), index, params) for index in (1, 2)]
+        masks += [seed_mask(bytes(32), index, params) for index in (1, 2)]
         masks += [pair_mask(TWO, ONE.public, pair, params) for pair in ((2, 1), (3, 1), (3, 2))]
         masks.append(pair_mask(TWO, THREE.public, (2, 1), params))
     assert len({mask.tobytes() for mask in masks}) == len(masks) == 18

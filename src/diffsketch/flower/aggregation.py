@@ -157,6 +157,11 @@ class Round:
     metrics: WireMessage | None = None  # sum of the plan's metrics, of the same nodes
     void: str = ""  # why the model does not change
 
+    def question(self, invitation: bytes = b"", request: bytes = b"") -> SumRequest:
+        """Request of a secure sum's own exchange; if empty, it asks who a node is."""
+        dim = self.method.dim
+        return SumRequest(self.round_index, self.plan.describe(dim), dim, invitation, request)
+
     def exchange(
         self, requests: Mapping[int, SumRequest], *, refused: dict[int, str]
     ) -> dict[int, SumReply]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -106,19 +106,25 @@ class SecureClientAggregation:
             return None
         try:
             request = SumRequest.of(record)
-            if (helped := answer_as_helper(request, client)) is not None:
-                return _replied(helped, message)
-            fingerprint = client.require_key().seed(request.round_index).fingerprint
-            client.check_plan(request.plan, request.dim)
-            member = _SumMember(client, self)
-            data = member.answer(request) if request.request else b""
-            number = member.number.to_bytes(8, "little")
-            reply = SumReply(member=number, fingerprint=fingerprint, reply=data)
+            reply = answer_as_helper(request, client) or self._answered(request, client)
         except (Refusal, WireError, ArgumentError, DataError) as error:
             _LOG.warning("secure sum refused: %s", error)
             code = error.code if isinstance(error, Refusal) else "secure-sum"
             reply = SumReply(code, str(error)[:1000])
-        return _replied(reply, message)
+        return Message(RecordDict({SUM_RECORD: reply.to_record()}), reply_to=message)
+
+    def _answered(self, request: SumRequest, client: ClientContext) -> SumReply:
+        """Reply as a client: who it is, and to a request of a stage."""
+        fingerprint = client.require_key().seed(request.round_index).fingerprint
+        client.check_plan(request.plan, request.dim)
+        member, data = _SumMember(client, self), b""
+        if request.request and client.plan.has_helper:
+            raise Refusal("secure-sum", "two aggregators have no exchanges with clients")
+        if request.request:
+            data = member.answer(request)
+        return SumReply(
+            member=member.number.to_bytes(8, "little"), fingerprint=fingerprint, reply=data
+        )
 
     def masking(
         self,
@@ -168,10 +174,6 @@ class SecureClientAggregation:
             return sealer.mask(message.cells, params)
 
         return mask
-
-
-def _replied(reply: SumReply, message: Message) -> Message:
-    return Message(RecordDict({SUM_RECORD: reply.to_record()}), reply_to=message)
 
 
 class _SumMember:
@@ -284,9 +286,8 @@ class _OpenSum:
 
     def requests(self, invitation: bytes = b"") -> dict[int, SumRequest]:
         """Requests of this stage, by node."""
-        hello = _hello(self.current)
         return {
-            self.nodes[member]: replace(hello, invitation=invitation, request=request)
+            self.nodes[member]: self.current.question(invitation, request)
             for member, request in self.server.requests().items()
         }
 
@@ -323,12 +324,6 @@ class _OpenSum:
             _LOG.warning("secure sum: node %d: %s", node, why)
             if self.server.stage is Stage.VOID:
                 self.left[node] = why
-
-
-def _hello(current: Round) -> SumRequest:
-    """Question who a client is, and which hashes it has."""
-    dim = current.method.dim
-    return SumRequest(current.round_index, current.plan.describe(dim), dim)
 
 
 class SecureAggregation:
@@ -427,7 +422,7 @@ class SecureAggregation:
         if self._public is None and fingerprint is not None:
             left.update(dict.fromkeys(self._excluded & set(nodes), _EXCLUDED))
             return {node: node for node in nodes if node not in left}, fingerprint
-        requests = dict.fromkeys(sorted(nodes), _hello(current))
+        requests = dict.fromkeys(sorted(nodes), current.question())
         replies = current.exchange(requests, refused=left)
         if fingerprint is None:
             fingerprint = most_common(reply.fingerprint for reply in replies.values())

@@ -130,8 +130,7 @@ class TwoAggregators:
         nodes = set(lookup.grid.get_node_ids())
         if self._local is None and self.public is not None and self._node not in nodes:
             pair = KeyPair(secrets.token_bytes(SECRET_BYTES))
-            question = _question(lookup, invitation=pair.public)
-            asked = dict.fromkeys(sorted(nodes - self._others), question)
+            asked = dict.fromkeys(sorted(nodes - self._others), lookup.question(pair.public))
             refused: dict[int, str] = {}
             replies = lookup.exchange(asked, refused=refused) if asked else {}
             proof = _proof(pair, self.public, question=pair.public)
@@ -186,7 +185,7 @@ class TwoAggregators:
         if self._local is not None:
             return leader.take(self._local.answer(request, params))
         reasons, place = dict[int, str](), params.run + params.fingerprint
-        question = _question(current, invitation=place, request=request)
+        question = current.question(place, request)
         for _ in range(_TRIES):
             if (node := self._awaited(current)) is None:
                 break
@@ -222,9 +221,3 @@ class _ClientGrid:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._lookup.grid, name)
-
-
-def _question(current: Round, invitation: bytes = b"", request: bytes = b"") -> SumRequest:
-    dim = current.method.dim
-    plan = current.plan.describe(dim)
-    return SumRequest(current.round_index, plan, dim, invitation, request)

@@ -12,36 +12,10 @@ from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check
 from diffsketch.files import synchronise
-from diffsketch.secure_sum.masks import MemberSecrets, pair_mask, self_mask, to_cells, to_words
-from diffsketch.secure_sum.messages import (
-    ENCRYPTED_BYTES,
-    MessageKind,
-    Params,
-    Presence,
-    PublicKeys,
-    Stage,
-    check_distinct,
-    check_keys,
-    pack_list,
-    pack_message,
-    parse_list,
-    parse_message,
-    signed_presence,
-    stage_of,
-)
-from diffsketch.secure_sum.primitives import (
-    SECRET_BYTES,
-    SHARE_BYTES,
-    SIGNATURE_BYTES,
-    RefusedError,
-    SigningIdentity,
-    decrypt,
-    encrypt,
-    share_number,
-    verify,
-)
-from diffsketch.wire import Message
-from diffsketch.wire.formats import pack
+from diffsketch.secure_sum import masks, messages, primitives
+from diffsketch.secure_sum.masks import MemberSecrets
+from diffsketch.secure_sum.messages import MessageKind, Params, Presence, PublicKeys, Stage
+from diffsketch.secure_sum.primitives import RefusedError, SigningIdentity
 
 _KEPT = (MessageKind.KEY_LIST, MessageKind.SHARE_LIST, MessageKind.SURVIVORS)
 
@@ -86,7 +60,7 @@ class SecureSumClient:
             raise ArgumentError(f"identity must be the one that params has for {index}, or none")
         self.index, self.params = index, params
         self._secrets = MemberSecrets(
-            randomness(SECRET_BYTES), index, params=params, identity=identity
+            randomness(primitives.SECRET_BYTES), index, params=params, identity=identity
         )
         self._requests: dict[MessageKind, bytes] = {}
         self._reply: bytes | None = None
@@ -110,9 +84,9 @@ class SecureSumClient:
                 shares can be decrypted.
             ArgumentError: The cells do not fit the format.
         """
-        stage = stage_of(request, self.params)
+        stage = messages.stage_of(request, self.params)
         if stage is Stage.KEYS:
-            parse_message(request, MessageKind.OPENING, params=self.params, size=0)
+            messages.parse_message(request, MessageKind.OPENING, params=self.params, size=0)
             return self._pack(MessageKind.KEYS, self._secrets.public.to_bytes())
         if stage is Stage.SHARES:
             return self._share(request)
@@ -124,7 +98,7 @@ class SecureSumClient:
         if stage is Stage.CONSISTENCY:
             presence = self._read_presence(request)
             self._keep(MessageKind.SURVIVORS, request)
-            signature = self._secrets.sign(signed_presence(presence, self.params))
+            signature = self._secrets.sign(messages.signed_presence(presence, self.params))
             return self._pack(MessageKind.CONSISTENCY, signature)
         return self._unmask(request)
 
@@ -147,10 +121,10 @@ class SecureSumClient:
         Raises:
             RefusedError: Not its state, or of another round.
         """
-        sender, body = parse_message(saved, MessageKind.STATE, params=params, size=None)
+        sender, body = messages.parse_message(saved, MessageKind.STATE, params=params, size=None)
         if sender != index:
             raise RefusedError(f"state is of {sender}, and {index} is expected")
-        blobs, at = [], SECRET_BYTES
+        blobs, at = [], primitives.SECRET_BYTES
         for _ in range(len(_KEPT) + 1):
             size, at = int.from_bytes(body[at : at + 8], "little"), at + 8
             blobs.append(body[at : at + size])
@@ -172,32 +146,22 @@ class SecureSumClient:
         for index, (seed, mask) in self._secrets.split(list(keys)).items():
             if index != self.index:
                 key, bound = self._secrets.channel(keys, sender=self.index, recipient=index)
-                encrypted[index] = encrypt(key, seed + mask, bound)
-        return self._pack(MessageKind.SHARES, pack_list(encrypted))
+                encrypted[index] = primitives.encrypt(key, seed + mask, bound)
+        return self._pack(MessageKind.SHARES, messages.pack_list(encrypted))
 
     def _masked(self, request: bytes, cells: Callable[[], Tensor]) -> bytes:
         """Mask the input, once: after the first reply `_keep` refuses every other list."""
         keys = self._known_keys()
         shares = self._read_shares(request)
-        plain = cells()
-        pack(plain, self.params.layout)  # checks the cells
+        words = masks.input_words(cells(), self.params.layout)
         # Kept before anything is masked: an interrupt may lose the reply, and allows no other list.
         self._keep(MessageKind.SHARE_LIST, request)
         self._shares = shares
-        words = to_words(plain, self.params.layout) + self_mask(
-            self._secrets.seed, self.index, self.params
-        )
+        words += masks.seed_mask(self._secrets.seed, self.index, self.params)
         for index in shares.keys() - {self.index}:
             pair = (self.index, index)
-            words += pair_mask(self._secrets.mask, keys[index].mask, pair, self.params)
-        message = Message(
-            self.params.layout,
-            to_cells(words, self.params.layout),
-            round_index=self.params.round_index,
-            fingerprint=self.params.fingerprint,
-            sender=self.index,
-        )
-        return self._pack(MessageKind.MASKED, message.to_bytes())
+            words += masks.pair_mask(self._secrets.mask, keys[index].mask, pair, self.params)
+        return self._pack(MessageKind.MASKED, masks.pack_masked(words, self.index, self.params))
 
     def _unmask(self, request: bytes) -> bytes:
         """Reveal, for each member, its share of one secret and never of both.
@@ -207,13 +171,15 @@ class SecureSumClient:
         """
         if self.params.identities is not None:
             presence = self._read_presence(self._kept(MessageKind.SURVIVORS))
-            signatures = self._parse_list(request, MessageKind.SIGNATURES, SIGNATURE_BYTES)
+            signatures = self._parse_list(
+                request, MessageKind.SIGNATURES, primitives.SIGNATURE_BYTES
+            )
             self._check_enough(len(signatures), "have signed who is in the sum")
-            signed = signed_presence(presence, self.params)
+            signed = messages.signed_presence(presence, self.params)
             for index, signature in signatures.items():
                 if presence.get(index) is not Presence.PRESENT:
                     raise RefusedError(f"{index} has signed, but is not in the sum")
-                verify(self.params.identities[index], signature, signed)
+                primitives.verify(self.params.identities[index], signature, signed)
         else:
             presence = self._read_presence(request)
             self._keep(MessageKind.SURVIVORS, request)
@@ -221,7 +187,7 @@ class SecureSumClient:
         for index, value in presence.items():
             if (both := shares[index]) is not None:
                 revealed[index] = bytes([value]) + both[0 if value is Presence.PRESENT else 1]
-        return self._pack(MessageKind.UNMASK, pack_list(revealed))
+        return self._pack(MessageKind.UNMASK, messages.pack_list(revealed))
 
     def _known_keys(self) -> dict[int, PublicKeys]:
         self._keys = self._keys or self._read_keys(self._kept(MessageKind.KEY_LIST))
@@ -237,15 +203,15 @@ class SecureSumClient:
         if keys.get(self.index) != self._secrets.public:
             raise RefusedError("the list of keys lacks the own ones, or has them altered")
         self._check_enough(len(keys), "have keys")
-        check_distinct(keys.values())
+        messages.check_distinct(keys.values())
         for index, public in keys.items():
-            check_keys(public, index, self.params)
+            messages.check_keys(public, index, self.params)
         return keys
 
     def _read_shares(self, request: bytes) -> dict[int, tuple[bytes, bytes] | None]:
         """Decrypt its shares of all secrets, of a seed and a mask key; the own ones among them."""
         keys = self._known_keys()
-        encrypted = self._parse_list(request, MessageKind.SHARE_LIST, ENCRYPTED_BYTES)
+        encrypted = self._parse_list(request, MessageKind.SHARE_LIST, messages.ENCRYPTED_BYTES)
         if not encrypted.keys() <= keys.keys() - {self.index}:
             raise RefusedError("the list of shares has some of members without keys, or the own")
         self._check_enough(len(encrypted) + 1, "have sent shares")
@@ -253,10 +219,10 @@ class SecureSumClient:
         for index, ciphertext in encrypted.items():
             key, bound = self._secrets.channel(keys, sender=index, recipient=self.index)
             try:
-                both = decrypt(key, ciphertext, bound)
-                seed, mask = both[:SHARE_BYTES], both[SHARE_BYTES:]
-                share_number(seed)
-                share_number(mask)
+                both = primitives.decrypt(key, ciphertext, bound)
+                seed, mask = both[: primitives.SHARE_BYTES], both[primitives.SHARE_BYTES :]
+                primitives.share_number(seed)
+                primitives.share_number(mask)
             except RefusedError:
                 shares[index] = None
             else:
@@ -288,7 +254,7 @@ class SecureSumClient:
         return presence
 
     def _parse_list(self, request: bytes, kind: MessageKind, size: int) -> dict[int, bytes]:
-        return parse_list(request, kind, params=self.params, size=size)[1]
+        return messages.parse_list(request, kind, params=self.params, size=size)[1]
 
     def _kept(self, kind: MessageKind) -> bytes:
         if kind not in self._requests:
@@ -307,7 +273,7 @@ class SecureSumClient:
             )
 
     def _pack(self, kind: MessageKind, body: bytes) -> bytes:
-        return pack_message(kind, body, sender=self.index, context=self.params.context)
+        return messages.pack_message(kind, body, sender=self.index, context=self.params.context)
 
 
 class ReplyGuard:

@@ -15,7 +15,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from diffsketch.secure_sum.messages import Params, PublicKeys
+from diffsketch.errors import ArgumentError
+from diffsketch.secure_sum.messages import Params, PublicKeys, RoundParams
 from diffsketch.secure_sum.primitives import (
     COEFFICIENT_BYTES,
     KeyPair,
@@ -24,17 +25,15 @@ from diffsketch.secure_sum.primitives import (
     split,
     stream,
 )
-from diffsketch.wire import MessageFormat
+from diffsketch.wire import Message, MessageFormat
+from diffsketch.wire.formats import check_cells
 
 Words: TypeAlias = npt.NDArray[np.unsignedinteger[Any]]
 
 
-def self_mask(seed: bytes, index: int, params: Params) -> Words:
-    """Expand the mask of a member's own seed."""
-    about = index.to_bytes(8, "little")
-    return expand(
-        derive(seed, context=params.context, label="self mask", about=about), params.layout
-    )
+def seed_mask(seed: bytes, index: int, params: RoundParams, label: str = "self mask") -> Words:
+    """Expand the mask of a member's own seed: uniform words, of this round and member."""
+    return expand(_own_key(seed, index, params, label), params.layout)
 
 
 def commitment(seed: bytes, index: int, params: Params) -> bytes:
@@ -43,8 +42,12 @@ def commitment(seed: bytes, index: int, params: Params) -> bytes:
     Another label than the mask's makes it tell nothing about that; and two seeds with the same
     commitment would be a collision of SHA-256.
     """
+    return _own_key(seed, index, params, "seed commitment")
+
+
+def _own_key(secret: bytes, index: int, params: RoundParams, label: str) -> bytes:
     about = index.to_bytes(8, "little")
-    return derive(seed, context=params.context, label="seed commitment", about=about)
+    return derive(secret, context=params.context, label=label, about=about)
 
 
 def pair_mask(own: KeyPair, public: bytes, pair: tuple[int, int], params: Params) -> Words:
@@ -61,9 +64,36 @@ def pair_mask(own: KeyPair, public: bytes, pair: tuple[int, int], params: Params
     return mask if first > second else np.negative(mask)
 
 
+def input_words(cells: Tensor, layout: MessageFormat) -> Words:
+    """Convert an input to words; an `ArgumentError` if its cells do not fit the format."""
+    check_cells(cells, layout)
+    low, high = (int(value) for value in cells.aminmax())
+    if low < 0 or high >> layout.bits:
+        raise ArgumentError(f"cells must be in [0, 2**{layout.bits}), got {low}..{high}")
+    return to_words(cells, layout)
+
+
+def pack_masked(words: Words, index: int, params: RoundParams) -> bytes:
+    """Serialise a masked input as its member's message."""
+    message = Message(
+        params.layout, to_cells(words, params.layout), round_index=params.round_index,
+        fingerprint=params.fingerprint, sender=index,
+    )  # fmt: skip
+    return message.to_bytes()
+
+
+def read_masked(data: bytes, params: RoundParams) -> tuple[int, Words]:
+    """Read a masked input; return whose it says that it is, and its words."""
+    message = Message.from_bytes(
+        data, params.layout, round_index=params.round_index, fingerprint=params.fingerprint,
+        count=1,
+    )  # fmt: skip
+    return message.sender, to_words(message.cells, params.layout)
+
+
 def to_words(cells: Tensor, layout: MessageFormat) -> Words:
     """Convert cells (int64) to words to compute with: a copy."""
-    return cells.detach().cpu().numpy().reshape(-1).astype(_word(layout))
+    return cells.detach().cpu().numpy().reshape(-1).astype(word(layout))
 
 
 def to_cells(words: Words, layout: MessageFormat) -> Tensor:
@@ -74,12 +104,13 @@ def to_cells(words: Words, layout: MessageFormat) -> Tensor:
 
 def expand(key: bytes, layout: MessageFormat) -> Words:
     """Expand a key to uniform words, one for each cell."""
-    word = _word(layout)
-    data = stream(key, layout.cell_count * word.itemsize)
-    return np.frombuffer(data, word.newbyteorder("<")).astype(word, copy=False)
+    kind = word(layout)
+    data = stream(key, layout.cell_count * kind.itemsize)
+    return np.frombuffer(data, kind.newbyteorder("<")).astype(kind, copy=False)
 
 
-def _word(layout: MessageFormat) -> np.dtype[np.unsignedinteger[Any]]:
+def word(layout: MessageFormat) -> np.dtype[np.unsignedinteger[Any]]:
+    """Type of the words that cells are computed in."""
     return np.dtype(np.uint32) if layout.bits <= 32 else np.dtype(np.uint64)
 
 
@@ -135,5 +166,4 @@ class MemberSecrets:
         return key, context + bound
 
     def _derive(self, label: str) -> bytes:
-        about = self._index.to_bytes(8, "little")
-        return derive(self.root, context=self._params.context, label=f"own {label}", about=about)
+        return _own_key(self.root, self._index, self._params, f"own {label}")

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from enum import Enum, IntEnum
@@ -93,7 +94,40 @@ def default_threshold(count: int) -> int:
 
 
 @dataclass(frozen=True)
-class Params:
+class RoundParams(ABC):
+    """What the parameters of a round have in one server's sum and in that of two aggregators."""
+
+    layout: MessageFormat
+    _: KW_ONLY
+    run: bytes
+    round_index: int
+    fingerprint: bytes
+    min_present: int
+
+    def __post_init__(self) -> None:
+        check(self.layout.cells == "unsigned", "layout", "have unsigned cells", self.layout.cells)
+        if not isinstance(self.run, bytes) or not 16 <= len(self.run) <= 64:
+            raise ArgumentError("run must be 16 to 64 bytes")
+
+    @property
+    @abstractmethod
+    def context(self) -> bytes:
+        """Digest of 32 bytes of all parameters."""
+
+    def _digest(self, name: bytes, *texts: bytes, count: int, end: bytes) -> bytes:
+        """Digest of the header of a message, of texts with their lengths, and of the end."""
+        header = Header.of(
+            self.layout, round_index=self.round_index, fingerprint=self.fingerprint,
+            sender=SERVER, count=count,
+        )  # fmt: skip
+        parts = [name, header.to_bytes()]
+        for text in (self.layout.method.encode(), self.run, *texts):
+            parts += [len(text).to_bytes(4, "little"), text]
+        return hashlib.sha256(b"".join([*parts, end])).digest()
+
+
+@dataclass(frozen=True)
+class Params(RoundParams):
     """Parameters of a round, equal for all members: else no message is accepted.
 
     All of them go into `context`, which is part of every message, every signature and every key
@@ -133,20 +167,12 @@ class Params:
     diffsketch.errors.ArgumentError: threshold must be in 3..4 for 4 members, got threshold=2
     """
 
-    layout: MessageFormat
-    _: KW_ONLY
-    run: bytes
-    round_index: int
-    fingerprint: bytes
     members: tuple[int, ...]
     threshold: int
-    min_present: int
     identities: Mapping[int, bytes] | None = None
 
     def __post_init__(self) -> None:
-        check(self.layout.cells == "unsigned", "layout", "have unsigned cells", self.layout.cells)
-        if not isinstance(self.run, bytes) or not 16 <= len(self.run) <= 64:
-            raise ArgumentError("run must be 16 to 64 bytes")
+        super().__post_init__()
         members = tuple(self.members)
         object.__setattr__(self, "members", members)
         numbers = all(type(index) is int and 0 <= index < SERVER for index in members)
@@ -178,23 +204,10 @@ class Params:
     @cached_property
     def context(self) -> bytes:
         """Digest of 32 bytes of all parameters."""
-        header = Header.of(
-            self.layout,
-            round_index=self.round_index,
-            fingerprint=self.fingerprint,
-            sender=SERVER,
-            count=len(self.members),
-        )
-        parts = [b"diffsketch secure sum 1", header.to_bytes()]
-        for text in (self.layout.method.encode(), self.run):
-            parts += [len(text).to_bytes(4, "little"), text]
-        numbers = (self.threshold, self.min_present, int(self.signed))
-        parts += [number.to_bytes(8, "little") for number in numbers]
-        for index in self.members:
-            parts.append(index.to_bytes(8, "little"))
-            if self.identities is not None:
-                parts.append(self.identities[index])
-        return hashlib.sha256(b"".join(parts)).digest()
+        known, numbers = self.identities or {}, (self.threshold, self.min_present, self.signed)
+        end = struct.pack("<3Q", *numbers)
+        end += b"".join(i.to_bytes(8, "little") + known.get(i, b"") for i in self.members)
+        return self._digest(b"diffsketch secure sum 1", count=len(self.members), end=end)
 
     @cached_property
     def points(self) -> Mapping[int, int]:
@@ -280,15 +293,10 @@ def accept(
         identities = {index: identities[index] for index in members}
     try:
         return Params(
-            layout,
-            run=bytes(data[_INVITATION.size : start]),
-            round_index=round_index,
-            fingerprint=fingerprint,
-            members=members,
-            threshold=threshold,
-            min_present=min_present,
-            identities=identities,
-        )
+            layout, run=bytes(data[_INVITATION.size : start]), round_index=round_index,
+            fingerprint=fingerprint, members=members, threshold=threshold,
+            min_present=min_present, identities=identities,
+        )  # fmt: skip
     except ArgumentError as error:
         raise RefusedError(f"invitation is refused: {error}") from error
 
@@ -369,7 +377,7 @@ def check_distinct(keys: Iterable[PublicKeys]) -> None:
         raise RefusedError("two public keys are the same")
 
 
-def pack_message(kind: MessageKind, body: bytes, *, sender: int, context: bytes) -> bytes:
+def pack_message(kind: MessageKind, body: bytes, *, context: bytes, sender: int = SERVER) -> bytes:
     """Serialise a message with this body."""
     data = bytearray(_ENVELOPE.pack(_MAGIC, _VERSION, kind, sender, context, bytes(8)))
     data += body

@@ -26,26 +26,19 @@ import hashlib
 import secrets
 import struct
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import KW_ONLY, dataclass
-from enum import IntEnum
+from dataclasses import dataclass
+from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from torch import Tensor
 
-from diffsketch.errors import ArgumentError, check, check_whole
+from diffsketch.errors import ArgumentError, check_whole
+from diffsketch.secure_sum import masks, messages
 from diffsketch.secure_sum.client import ReplyGuard
-from diffsketch.secure_sum.masks import Words, expand, to_cells, to_words
-from diffsketch.secure_sum.messages import (
-    ENVELOPE_BYTES,
-    MessageKind,
-    Stage,
-    open_envelope,
-    pack_list,
-    pack_message,
-    read_list,
-)
+from diffsketch.secure_sum.masks import Words
+from diffsketch.secure_sum.messages import MessageKind, RoundParams, Stage
 from diffsketch.secure_sum.primitives import (
     NONCE_BYTES,
     PUBLIC_BYTES,
@@ -61,35 +54,30 @@ from diffsketch.secure_sum.primitives import (
     verify,
 )
 from diffsketch.secure_sum.server import Total
-from diffsketch.wire import SERVER, DuplicateError, Header, Message, MessageFormat
-from diffsketch.wire.formats import check_cells, pack, unpack
+from diffsketch.wire import SERVER, DuplicateError, MessageFormat
+from diffsketch.wire.formats import pack, unpack
+from diffsketch.wire.message import check_data
 
+_MASK = "one-shot mask"
 _BATCH = struct.Struct("<IB")  # number of a request in its round, and whether it is the last
 _SET = struct.Struct("<I32s")  # clients in the sum: their number and digest
 
 
-class SealFault(IntEnum):
-    """Why the helper leaves a client out of the sum."""
+class SealFault(StrEnum):
+    """Why the helper leaves a client out of the sum; their places, from 1, are the codes."""
 
-    UNKNOWN = 1
-    UNSIGNED = 2
-    ALTERED = 3
-    REPEATED = 4
+    UNKNOWN = "its identity is not one that the helper knows"
+    UNSIGNED = "its identity has not signed its channel key"
+    ALTERED = "its seed was altered, or is not of this round, plan, client and helper"
+    REPEATED = "its seed is in the sum already"
 
-    @property
-    def reason(self) -> str:
-        """The fault in a sentence."""
-        return {
-            SealFault.UNKNOWN: "its identity is not one that the helper knows",
-            SealFault.UNSIGNED: "its identity has not signed its channel key",
-            SealFault.ALTERED: "its seed was altered, or is not of this round, plan, client and "
-            "helper",
-            SealFault.REPEATED: "its seed is in the sum already",
-        }[self]
+
+_REASONS = {bytes([code]): str(fault) for code, fault in enumerate(SealFault, start=1)}
+_CODES = {reason: code for code, reason in _REASONS.items()}
 
 
 @dataclass(frozen=True)
-class OneShotParams:
+class OneShotParams(RoundParams):
     """Parameters of a round, equal for the clients and the helper: else no seed can be opened.
 
     All of them go into `context`, from which every key is derived. So a seed of another run, round,
@@ -110,20 +98,12 @@ class OneShotParams:
         ArgumentError: A value is out of range.
     """
 
-    layout: MessageFormat
-    _: KW_ONLY
-    run: bytes
-    round_index: int
-    fingerprint: bytes
-    min_present: int
     helper: bytes
     plan: str = ""
     signed: bool = True
 
     def __post_init__(self) -> None:
-        check(self.layout.cells == "unsigned", "layout", "have unsigned cells", self.layout.cells)
-        if not isinstance(self.run, bytes) or not 16 <= len(self.run) <= 64:
-            raise ArgumentError("run must be 16 to 64 bytes")
+        super().__post_init__()
         check_whole("min_present", self.min_present, least=2)
         if not isinstance(self.helper, bytes) or len(self.helper) != PUBLIC_BYTES:
             raise ArgumentError(f"helper must be a public key of {PUBLIC_BYTES} bytes")
@@ -137,14 +117,9 @@ class OneShotParams:
     @cached_property
     def context(self) -> bytes:
         """Digest of 32 bytes of all parameters."""
-        header = Header.of(
-            self.layout, round_index=self.round_index, fingerprint=self.fingerprint, sender=SERVER
-        )
-        parts = [b"diffsketch one-shot sum 1", header.to_bytes()]
-        for text in (self.layout.method.encode(), self.run, self.plan.encode(), self.helper):
-            parts += [len(text).to_bytes(4, "little"), text]
-        parts += [number.to_bytes(8, "little") for number in (self.min_present, int(self.signed))]
-        return hashlib.sha256(b"".join(parts)).digest()
+        end = struct.pack("<2Q", self.min_present, self.signed)
+        texts = self.plan.encode(), self.helper
+        return self._digest(b"diffsketch one-shot sum 1", *texts, count=1, end=end)
 
 
 class OneShotClient:
@@ -192,26 +167,15 @@ class OneShotClient:
         """
         if params.helper != self._helper or params.signed != self._signed:
             raise ArgumentError("params must have the helper of this client, and sign as it does")
-        check_cells(cells, params.layout)
-        low, high = (int(value) for value in cells.aminmax())
-        if low < 0 or high >> params.layout.bits:
-            raise ArgumentError(f"cells must be in [0, 2**{params.layout.bits}), got {low}..{high}")
-        seed = self._randomness(SECRET_BYTES)
-        words = to_words(cells, params.layout)
-        words -= _mask(seed, self.index, params)
-        message = Message(
-            params.layout, to_cells(words, params.layout), round_index=params.round_index,
-            fingerprint=params.fingerprint, sender=self.index,
-        )  # fmt: skip
-        return message.to_bytes() + self.seal(seed, params)
+        words, seed = masks.input_words(cells, params.layout), self._randomness(SECRET_BYTES)
+        words -= masks.seed_mask(seed, self.index, params, _MASK)
+        return masks.pack_masked(words, self.index, params) + self.seal(seed, params)
 
     def seal(self, seed: bytes, params: OneShotParams) -> bytes:
         """Encrypt a seed for the helper."""
         # Drawn, as a channel may seal more than once in a round.
-        nonce, (key, bound) = (
-            self._randomness(NONCE_BYTES),
-            _seal_key(self._secret, self._ends, params),
-        )
+        nonce = self._randomness(NONCE_BYTES)
+        key, bound = _seal_key(self._secret, self._ends, params)
         return self._channel + nonce + encrypt(key, seed, bound, nonce=nonce)
 
 
@@ -261,13 +225,13 @@ class OneShotHelper:
         """
         if params.helper != self.public or params.signed != (self._identities is not None):
             raise ArgumentError("params must have this helper's key, and sign if it knows clients")
-        sender, body = open_envelope(request, MessageKind.SEEDS, context=params.context)
+        sender, body = messages.open_envelope(request, MessageKind.SEEDS, context=params.context)
         greeting, start = _BATCH.size, _BATCH.size + _seal_bytes(False)
         if sender != SERVER or len(body) < start + 4:
             raise RefusedError("not a request of a leader")
         number, last = _BATCH.unpack_from(body)
         key = self._opened(SERVER, body[greeting:start], params, signed=False)
-        seals = read_list(body[start:], params.seal_bytes)
+        seals = messages.read_list(body[start:], params.seal_bytes)
         if number == 0:
             self._open = _OpenSet(params.context, params.layout)
         opened = self._open
@@ -279,17 +243,16 @@ class OneShotHelper:
                 seed = self._seed(index, seal, params)
                 if index in opened.indices:  # twice would count it double
                     raise _LeftOutError(SealFault.REPEATED)
-                opened.add(index, _mask(seed, index, params))
+                opened.add(index, masks.seed_mask(seed, index, params, _MASK))
             except _LeftOutError as fault:
-                refused[index] = bytes([fault.fault])
+                refused[index] = _CODES[fault.fault]
         opened.number += 1
-        answer = body[: _BATCH.size] + pack_list(refused)
+        answer = body[: _BATCH.size] + messages.pack_list(refused)
         if last:
             self._open = None
             answer += self._settled(opened, params)
         tag = _tag(key, answer, params)
-        context = params.context
-        return pack_message(MessageKind.SEED_SUM, tag + answer, sender=SERVER, context=context)
+        return messages.pack_message(MessageKind.SEED_SUM, tag + answer, context=params.context)
 
     def _settled(self, opened: _OpenSet, params: OneShotParams) -> bytes:
         """Serialise the sum, once it is settled that this is the round's only set."""
@@ -391,22 +354,18 @@ class OneShotLeader:
             DuplicateError: The client has sent one before: the first one stays.
             WireError: Not a message of this round, or of another client.
         """
-        params = self.params
-        end = params.layout.full_bytes
+        check_data(data)
+        params, end = self.params, self.params.layout.full_bytes
         if len(data) != end + params.seal_bytes:
             raise RefusedError(
                 f"message has {len(data)} bytes, and {end + params.seal_bytes} are expected"
             )
-        message = Message.from_bytes(
-            data[:end], params.layout, round_index=params.round_index,
-            fingerprint=params.fingerprint, count=1,
-        )  # fmt: skip
-        sender = message.sender
+        sender, words = masks.read_masked(data[:end], params)
         if sent_by not in (None, sender) or sender == SERVER:
             raise RefusedError(f"{sent_by} has sent a message of {sender}")
         if any(sender in taken for taken in (self._waiting, self._asked, self._set.indices)):
             raise DuplicateError(f"{sender} has sent a message in this round before")
-        self._waiting[sender] = to_words(message.cells, params.layout), data[end:]
+        self._waiting[sender] = words, data[end:]
         return sender
 
     def request(self, *, last: bool = True) -> bytes:
@@ -418,9 +377,9 @@ class OneShotLeader:
         if not self._request:
             self._asked, self._waiting = self._waiting, {}
             seals = {index: seal for index, (_, seal) in self._asked.items()}
-            body = _BATCH.pack(self._set.number, last) + self._greeting + pack_list(seals)
+            body = _BATCH.pack(self._set.number, last) + self._greeting + messages.pack_list(seals)
             context = self.params.context
-            self._request = pack_message(MessageKind.SEEDS, body, sender=SERVER, context=context)
+            self._request = messages.pack_message(MessageKind.SEEDS, body, context=context)
         return self._request
 
     def take(self, answer: bytes) -> dict[int, str]:
@@ -429,8 +388,8 @@ class OneShotLeader:
         Raises:
             RefusedError: It is not the helper's answer to the last request.
         """
-        params, batch = self.params, self._request[ENVELOPE_BYTES:][: _BATCH.size]
-        _, body = open_envelope(answer, MessageKind.SEED_SUM, context=params.context)
+        params, batch = self.params, self._request[messages.ENVELOPE_BYTES :][: _BATCH.size]
+        _, body = messages.open_envelope(answer, MessageKind.SEED_SUM, context=params.context)
         tag, body = body[:SECRET_BYTES], body[SECRET_BYTES:]
         if not secrets.compare_digest(tag, _tag(self._key, body, params)):
             raise RefusedError("the answer is not the helper's")
@@ -438,10 +397,9 @@ class OneShotLeader:
             raise RefusedError("the answer is to another request")
         start, last = _BATCH.size, _BATCH.unpack(batch)[1]
         end = start + 4 + 9 * int.from_bytes(body[start : start + 4], "little")
-        refused = read_list(body[start:end], 1)
-        reasons = {bytes([fault]): fault.reason for fault in SealFault}
+        refused = messages.read_list(body[start:end], 1)
         size = end + last * (_SET.size + params.layout.payload_bytes)
-        listed = refused.keys() <= self._asked.keys() and {*refused.values()} <= reasons.keys()
+        listed = refused.keys() <= self._asked.keys() and {*refused.values()} <= _REASONS.keys()
         if len(body) != size or not listed:
             raise RefusedError("the answer has another form than those of helpers")
         accepted = {i: words for i, (words, _) in self._asked.items() if i not in refused}
@@ -452,15 +410,15 @@ class OneShotLeader:
                 raise RefusedError("the helper's sum is not of the clients that were asked for")
             if count < params.min_present:  # else a helper could have one input published
                 raise RefusedError(f"the helper leaves {count} clients in the sum")
-            masks = to_words(unpack(body[end:], params.layout), params.layout)
+            summed = masks.to_words(unpack(body[end:], params.layout), params.layout)
         for index, words in accepted.items():
             self._set.add(index, words)
         self._set.number += 1
         self._request, self._asked = b"", {}
         if last:
-            self._set.words += masks
+            self._set.words += summed
             self._total = Total(self._set.cells, tuple(sorted(self._set.indices)))
-        return {index: reasons[code] for index, code in refused.items()}
+        return {index: _REASONS[code] for index, code in refused.items()}
 
     def total(self) -> Total:
         """Return the sum; an `ArgumentError` before the last answer."""
@@ -473,7 +431,7 @@ class _LeftOutError(RefusedError):
     """A client is left out of the sum."""
 
     def __init__(self, fault: SealFault) -> None:
-        super().__init__(fault.reason)
+        super().__init__(fault)
         self.fault = fault
 
 
@@ -498,7 +456,7 @@ class _OpenSet:
     @property
     def cells(self) -> Tensor:
         """The sum as cells; there must be a client in it."""
-        return to_cells(self.words, self._layout)
+        return masks.to_cells(self.words, self._layout)
 
 
 def _seal_bytes(signed: bool) -> int:
@@ -513,13 +471,6 @@ def _ends(index: int, channel: bytes, helper: bytes) -> bytes:
 def _seal_key(secret: bytes, ends: bytes, params: OneShotParams) -> tuple[bytes, bytes]:
     """Return the key of a channel for one round, and what a sealed seed is bound to."""
     return derive(secret, context=params.context, label="seal", about=ends), params.context + ends
-
-
-def _mask(seed: bytes, index: int, params: OneShotParams) -> Words:
-    """Expand the mask of a client's seed: uniform words, of this round and client."""
-    about = index.to_bytes(8, "little")
-    key = derive(seed, context=params.context, label="one-shot mask", about=about)
-    return expand(key, params.layout)
 
 
 def _tag(key: bytes, answer: bytes, params: OneShotParams) -> bytes:

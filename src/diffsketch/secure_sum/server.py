@@ -7,40 +7,21 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError
-from diffsketch.secure_sum.masks import commitment, pair_mask, self_mask, to_cells, to_words
+from diffsketch.secure_sum import masks, messages, primitives
 from diffsketch.secure_sum.messages import (
-    ENCRYPTED_BYTES,
     MessageKind,
     Params,
     Presence,
     PublicKeys,
     Stage,
     VoidError,
-    check_distinct,
-    check_keys,
-    pack_list,
-    pack_message,
-    pack_presence,
-    parse_list,
-    parse_message,
-    sender_of,
-    signed_presence,
 )
-from diffsketch.secure_sum.primitives import (
-    PRIME,
-    SHARE_BYTES,
-    SIGNATURE_BYTES,
-    KeyPair,
-    RefusedError,
-    ShareRecovery,
-    share_number,
-    verify,
-)
-from diffsketch.wire import SERVER, DuplicateError, Message
+from diffsketch.secure_sum.primitives import KeyPair, RefusedError, ShareRecovery
+from diffsketch.wire import DuplicateError
 from diffsketch.wire.sums import CostlySum, costs_more_than_dense
 
 _ANY_KEY = KeyPair(bytes(range(32)))  # to try whether a public key has a common secret
@@ -90,6 +71,7 @@ class SecureSumServer:
     Warns:
         CostlySum: Its exchanges outweigh what compression saves: two aggregators send less.
 
+    >>> import torch
     >>> from diffsketch.secure_sum import SecureSumClient
     >>> from diffsketch.wire import MessageFormat
     >>> params = Params(
@@ -121,7 +103,7 @@ class SecureSumServer:
         self._replied: set[int] = set()
         self._keys: dict[int, PublicKeys] = {}
         self._encrypted: dict[int, dict[int, bytes]] = {}
-        self._sum = to_words(torch.zeros(params.layout.shape, dtype=torch.int64), params.layout)
+        self._sum: masks.Words = np.zeros(params.layout.cell_count, masks.word(params.layout))
         self._presence: dict[int, Presence] = {}
         self._signatures: dict[int, bytes] = {}
         self._revealed: dict[int, dict[int, bytes]] = {}
@@ -151,17 +133,16 @@ class SecureSumServer:
         self._check_alive()
         kind, body = MessageKind.OPENING, b""
         if self.stage is Stage.SHARES:
-            kind = MessageKind.KEY_LIST
-            body = pack_list({index: keys.to_bytes() for index, keys in self._keys.items()})
+            keys = {index: keys.to_bytes() for index, keys in self._keys.items()}
+            kind, body = MessageKind.KEY_LIST, messages.pack_list(keys)
         elif self.stage is Stage.MASKED:
-            return {index: self._pack_shares(index) for index in self._expected}
+            return {index: self._shares_for(index) for index in self._expected}
         elif self.stage is Stage.UNMASK and self.params.signed:
-            kind, body = MessageKind.SIGNATURES, pack_list(self._signatures)
+            kind, body = MessageKind.SIGNATURES, messages.pack_list(self._signatures)
         elif self.stage in (Stage.CONSISTENCY, Stage.UNMASK):
             kind = MessageKind.SURVIVORS
-            body = pack_presence(self._presence)
-        request = pack_message(kind, body, sender=SERVER, context=self.params.context)
-        return dict.fromkeys(self._expected, request)
+            body = messages.pack_presence(self._presence)
+        return dict.fromkeys(self._expected, self._pack(kind, body))
 
     def collect(self, reply: bytes, *, sent_by: int | None = None) -> int:
         """Take in one reply; return whose it is.
@@ -177,20 +158,20 @@ class SecureSumServer:
         """
         self._check_alive()
         stage, params = self.stage, self.params
-        if sent_by is not None and sender_of(reply) != sent_by:
-            raise RefusedError(f"{sent_by} has sent a reply of {sender_of(reply)}")
+        if sent_by is not None and messages.sender_of(reply) != sent_by:
+            raise RefusedError(f"{sent_by} has sent a reply of {messages.sender_of(reply)}")
         kind, size = {
             Stage.KEYS: (MessageKind.KEYS, PublicKeys.size(params)),
-            Stage.SHARES: (MessageKind.SHARES, ENCRYPTED_BYTES),
+            Stage.SHARES: (MessageKind.SHARES, messages.ENCRYPTED_BYTES),
             Stage.MASKED: (MessageKind.MASKED, params.layout.full_bytes),
-            Stage.CONSISTENCY: (MessageKind.CONSISTENCY, SIGNATURE_BYTES),
-            Stage.UNMASK: (MessageKind.UNMASK, 1 + SHARE_BYTES),
+            Stage.CONSISTENCY: (MessageKind.CONSISTENCY, primitives.SIGNATURE_BYTES),
+            Stage.UNMASK: (MessageKind.UNMASK, 1 + primitives.SHARE_BYTES),
         }[stage]
         body, values = b"", dict[int, bytes]()
         if stage in (Stage.SHARES, Stage.UNMASK):
-            sender, values = parse_list(reply, kind, params=params, size=size)
+            sender, values = messages.parse_list(reply, kind, params=params, size=size)
         else:
-            sender, body = parse_message(reply, kind, params=params, size=size)
+            sender, body = messages.parse_message(reply, kind, params=params, size=size)
         if sender in self._replied:
             raise DuplicateError(f"{sender} has already replied in stage {stage.value}")
         if sender not in self._expected:
@@ -203,10 +184,13 @@ class SecureSumServer:
                 raise RefusedError(f"the shares of {sender} are not for the others that have keys")
             self._encrypted[sender] = values
         elif stage is Stage.MASKED:
-            self._add_masked(sender, body)
+            named, words = masks.read_masked(body, params)
+            if named != sender:
+                raise RefusedError(f"{sender} has sent a message of {named}")
+            self._sum += words
         elif stage is Stage.CONSISTENCY:
-            identities = params.identities or {}
-            verify(identities[sender], body, signed_presence(self._presence, params))
+            signed = messages.signed_presence(self._presence, params)
+            primitives.verify((params.identities or {})[sender], body, signed)
             self._signatures[sender] = body
         else:
             self._take_revealed(sender, values)
@@ -266,15 +250,15 @@ class SecureSumServer:
         self.stage = Stage.VOID
         return self._void
 
-    def _pack_shares(self, index: int) -> bytes:
-        encrypted = {other: had[index] for other, had in self._encrypted.items() if other != index}
-        body = pack_list(encrypted)
-        return pack_message(
-            MessageKind.SHARE_LIST, body, sender=SERVER, context=self.params.context
-        )
+    def _shares_for(self, index: int) -> bytes:
+        shares = {other: had[index] for other, had in self._encrypted.items() if other != index}
+        return self._pack(MessageKind.SHARE_LIST, messages.pack_list(shares))
+
+    def _pack(self, kind: MessageKind, body: bytes) -> bytes:
+        return messages.pack_message(kind, body, context=self.params.context)
 
     def _take_keys(self, sender: int, keys: PublicKeys) -> None:
-        check_keys(keys, sender, self.params)
+        messages.check_keys(keys, sender, self.params)
         for public in (keys.cipher, keys.mask):  # or every other member would refuse the whole list
             try:
                 _ANY_KEY.agree(public)
@@ -282,27 +266,14 @@ class SecureSumServer:
                 raise RefusedError(
                     f"the keys of {sender} are refused: one has no secret"
                 ) from error
-        check_distinct([*self._keys.values(), keys])
+        messages.check_distinct([*self._keys.values(), keys])
         self._keys[sender] = keys
-
-    def _add_masked(self, sender: int, body: bytes) -> None:
-        params = self.params
-        message = Message.from_bytes(
-            body,
-            params.layout,
-            round_index=params.round_index,
-            fingerprint=params.fingerprint,
-            count=1,
-        )
-        if message.sender != sender:
-            raise RefusedError(f"{sender} has sent a message of {message.sender}")
-        self._sum += to_words(message.cells, params.layout)
 
     def _take_revealed(self, sender: int, values: Mapping[int, bytes]) -> None:
         for index, value in values.items():
             if index not in self._presence or value[0] != self._presence[index]:
                 raise RefusedError(f"{sender} has sent other shares than those that were asked for")
-            share_number(value[1:])
+            primitives.share_number(value[1:])
         if sender not in values or len(values) < self.params.threshold:
             raise RefusedError(f"{sender} has left out more shares than a member may")
         self._revealed[sender] = {index: value[1:] for index, value in values.items()}
@@ -321,13 +292,14 @@ class SecureSumServer:
         present = [index for index, value in self._presence.items() if value is Presence.PRESENT]
         for owner, secret in recovered.items():
             if self._presence[owner] is Presence.PRESENT:
-                words = words - self_mask(secret, owner, params)
+                words = words - masks.seed_mask(secret, owner, params)
                 continue
             pair = KeyPair(secret)
             for index in present:
                 # Those present added the negative of this; so both are gone.
-                words = words + pair_mask(pair, self._keys[index].mask, (owner, index), params)
-        return Total(to_cells(words, params.layout), tuple(sorted(present)))
+                public = self._keys[index].mask
+                words = words + masks.pair_mask(pair, public, (owner, index), params)
+        return Total(masks.to_cells(words, params.layout), tuple(sorted(present)))
 
     def _recovered(self, owner: int) -> bytes:
         """Recover a member's committed secret: from all shares of it, or from all but one."""
@@ -355,8 +327,9 @@ class SecureSumServer:
         """Recover the secret of members' shares; None if they do not share a secret."""
         points = tuple(self.params.points[index] for index in shares)
         if points not in self._recoveries:
+            unforeseen = secrets.randbelow(primitives.PRIME)
             self._recoveries[points] = ShareRecovery(
-                points, threshold=self.params.threshold, unforeseen=secrets.randbelow(PRIME)
+                points, threshold=self.params.threshold, unforeseen=unforeseen
             )
         try:
             return self._recoveries[points].secret(dict(zip(points, shares.values(), strict=True)))
@@ -367,4 +340,4 @@ class SecureSumServer:
         keys = self._keys[owner]
         if self._presence[owner] is Presence.DROPPED:
             return KeyPair(secret).public == keys.mask
-        return commitment(secret, owner, self.params) == keys.commitment
+        return masks.commitment(secret, owner, self.params) == keys.commitment
