@@ -394,9 +394,10 @@ def test_clients_refuse_without_the_helpers_key_or_an_identity(
 
 def test_clients_have_no_exchanges_with_a_server(files: dict[str, str]) -> None:
     """One that asks them for keys of the other protocol, under the plan that they have."""
+    network = joined(files)
     asked = SumRequest(0, PLAN.describe(DIM), DIM, b"invitation", b"request").to_record()
     message = Message(RecordDict({SUM_RECORD: asked}), dst_node_id=1000, message_type="train")
-    (reply,) = joined(files).send_and_receive([message])
+    (reply,) = network.send_and_receive([message])
     said = reply.content.config_records[SUM_RECORD]
     assert said["reason"] == "two aggregators have no exchanges with clients"
 

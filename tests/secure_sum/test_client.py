@@ -83,7 +83,7 @@ def test_cells_are_checked() -> None:
     played = start(make_params()).until(Stage.MASKED)
     client, saved = played.clients[1], played.clients[1].save()
     for cells, error, message in (
-        (torch.full((2, 3), 1 << 20), ArgumentError, r"cells must be in \[0, 2\*\*20\), got 1048576"),
+        (torch.full((2, 3), 1 << 20), ArgumentError, r"in \[0, 2\*\*20\), got 1048576"),
         (torch.zeros(6, dtype=torch.int64), MismatchError, "shape"),
         (torch.zeros(2, 3), ArgumentError, "int64"),
     ):
