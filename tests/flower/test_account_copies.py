@@ -27,7 +27,8 @@ from diffsketch.flower.records import RECORD, Request
 from diffsketch.privacy import Budget
 from diffsketch.privacy.accounting import account as account_module
 from diffsketch.privacy.accounting.account import Account
-from tests.flower.network import DIM, FIRST, GAUSSIAN, KEY, RUN, Network, carried, our_record
+from tests.flower import network as net
+from tests.flower.network import DIM, FIRST, GAUSSIAN, KEY, RUN, Network
 from tests.flower.test_accounts import BUDGET, allowed
 from tests.flower.test_doors import trained
 
@@ -103,7 +104,7 @@ class Copies(RuleBasedStateMachine):
         content = RecordDict({RECORD: request.to_record(), "arrays": FIRST})
         message = Message(content, dst_node_id=place.node_id, message_type="train")
         message.metadata.__dict__["_message_id"] = "message"
-        context = Context(RUN, place.node_id, self.config, carried(place.state), {})
+        context = Context(RUN, place.node_id, self.config, net.carried(place.state), {})
         with pytest.MonkeyPatch.context() as patch:
             if crash:
                 patch.setattr(client_module, "sign_statement", _interrupted)
@@ -112,7 +113,7 @@ class Copies(RuleBasedStateMachine):
             except KeyboardInterrupt:
                 return None
         place.state = context.state
-        return dict(our_record(reply))
+        return dict(net.our_record(reply))
 
     @rule(number=PLACES, times=st.integers(1, 3))
     def ask(self, number: int, times: int) -> None:
@@ -164,7 +165,7 @@ class Copies(RuleBasedStateMachine):
             if place.file.exists():
                 shutil.copy(place.file, file)
                 self.in_files[file] = self.in_files[place.file]
-        state = carried(place.state) if memory else RecordDict()
+        state = net.carried(place.state) if memory else RecordDict()
         node_id = place.node_id if self.same_id else len(self.places) + 1
         self.places.append(Place(node_id, file, state, place.sent if memory else frozenset()))
         for _ in range(times):
@@ -175,7 +176,9 @@ class Copies(RuleBasedStateMachine):
         """A second process of a node, with its file and its memory as it is now."""
         place = self._place(number)
         if place.file is not None and place.file.exists():
-            self.places.append(Place(place.node_id, place.file, carried(place.state), place.sent))
+            self.places.append(
+                Place(place.node_id, place.file, net.carried(place.state), place.sent)
+            )
 
     @rule(number=PLACES)
     def restart(self, number: int) -> None:

@@ -27,18 +27,8 @@ from diffsketch.flower.records import NO_MODEL, Refusal, Request, member_digest
 from diffsketch.privacy import Budget, Claim
 from diffsketch.privacy.accounting.account import Account
 from diffsketch.wire import WireError
-from tests.flower.network import (
-    CENTRAL,
-    DIM,
-    FIRST,
-    GAUSSIAN,
-    KEY,
-    PRIVATE,
-    network_of,
-    one_round,
-    strategy_of,
-    towards,
-)
+from tests.flower import network as net
+from tests.flower.network import CENTRAL, DIM, FIRST, GAUSSIAN, KEY, PRIVATE
 
 LOUDER = FlowerPlan("sketch-gaussian", {**PRIVATE, "noise_multiplier": 0.5})
 BUDGET = Budget(6.0, 1e-5)
@@ -198,14 +188,14 @@ def test_a_memory_goes_on_with_its_series_unless_somebody_else_has(tmp_path: Pat
 def test_a_message_that_is_answered_while_another_trains_is_paid(tmp_path: Path) -> None:
     path = tmp_path / "account.json"
     options: dict[str, Any] = {"budget": BUDGET, "account_file": path}
-    other, second = network_of(GAUSSIAN, 1, **options), strategy_of(GAUSSIAN)
+    other, second = net.network_of(GAUSSIAN, 1, **options), net.strategy_of(GAUSSIAN)
 
     def train(number: int, weights: Tensor, server_round: int) -> Tensor:
-        one_round(second, other, FIRST, server_round)
-        return towards(number, weights, server_round)
+        net.one_round(second, other, FIRST, server_round)
+        return net.towards(number, weights, server_round)
 
-    first = strategy_of(GAUSSIAN)
-    first.start(network_of(GAUSSIAN, 1, train=train, **options), FIRST, allowed())
+    first = net.strategy_of(GAUSSIAN)
+    first.start(net.network_of(GAUSSIAN, 1, train=train, **options), FIRST, allowed())
     assert sent(first) + sent(second) == allowed()
     assert Account.open(path).rounds == allowed()
 
@@ -213,8 +203,8 @@ def test_a_message_that_is_answered_while_another_trains_is_paid(tmp_path: Path)
 def test_an_account_of_another_trust_is_refused_in_words(tmp_path: Path) -> None:
     path = tmp_path / "account.json"
     for plan, void in ((GAUSSIAN, False), (CENTRAL, True), (GAUSSIAN, False)):
-        network = network_of(plan, 1, account_file=path)
-        strategy = strategy_of(plan)
+        network = net.network_of(plan, 1, account_file=path)
+        strategy = net.strategy_of(plan)
         strategy.start(network, FIRST, 1)
         (report,) = strategy.reports
         assert bool(report.void) == void

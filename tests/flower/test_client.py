@@ -19,6 +19,7 @@ from diffsketch.errors import ArgumentError, DataError
 from diffsketch.flower import FlowerPlan, replay_totals, sketch_mod
 from diffsketch.flower.records import PROTOCOL, flat, length_of
 from diffsketch.sketch import SketchKey
+from tests.flower import network as net
 from tests.flower.network import (
     DENSE,
     DIM,
@@ -30,26 +31,18 @@ from tests.flower.network import (
     Caught,
     Network,
     Node,
-    fed_avg,
-    network_of,
-    one_round,
-    our_record,
-    reasons,
-    reply_of,
-    started,
-    strategy_of,
 )
 from tests.flower.test_accounts import BUDGET, allowed
 
 
 def rounds(count: int, network: Network, plan: FlowerPlan = GAUSSIAN, **options: Any) -> Any:
-    return started(plan, network, count, **options)
+    return net.started(plan, network, count, **options)
 
 
 def asked_once(network: Network, plan: FlowerPlan = GAUSSIAN, **values: Any) -> Message:
     """The reply of the only node to a request of which some values are others."""
-    requests = list(strategy_of(plan).configure_train(1, FIRST, ConfigRecord(), network))
-    our_record(requests[0]).update(values)
+    requests = list(net.strategy_of(plan).configure_train(1, FIRST, ConfigRecord(), network))
+    net.our_record(requests[0]).update(values)
     (reply,) = network.send_and_receive(requests)
     return reply
 
@@ -57,28 +50,28 @@ def asked_once(network: Network, plan: FlowerPlan = GAUSSIAN, **values: Any) -> 
 def test_nothing_leaves_but_the_message_and_its_noise_is_new() -> None:
     sent = []
     for _ in range(2):
-        network = network_of(GAUSSIAN, 1)
+        network = net.network_of(GAUSSIAN, 1)
         network.tamper = caught = Caught()
         rounds(1, network)
         (reply,) = caught
         assert list(reply.content) == ["diffsketch"]
         assert not reply.content.array_records
         assert not reply.content.metric_records
-        data: Any = our_record(reply)["message"]
+        data: Any = net.our_record(reply)["message"]
         assert len(data) == GAUSSIAN.build(DIM).message_format.full_bytes
         sent.append(data)
     assert sent[0] != sent[1]
 
 
 def test_the_app_sees_what_it_always_saw_and_nothing_without_our_strategy() -> None:
-    network = network_of(GAUSSIAN, 1)
+    network = net.network_of(GAUSSIAN, 1)
     rounds(2, network)
     for server_round, message in enumerate(network.nodes[1000].seen, 1):
         assert sorted(message.content) == ["arrays", "config"]
         assert message.content.config_records["config"]["server-round"] == server_round
         assert list(message.content.array_records["arrays"]) == ["weight", "bias", "steps"]
     network.tamper = caught = Caught()
-    fed_avg().start(network, FIRST, 1)
+    net.fed_avg().start(network, FIRST, 1)
     (reply,) = caught
     assert "does not use SketchStrategy" in str(reply.error.reason)
     assert len(network.nodes[1000].seen) == 2
@@ -99,8 +92,8 @@ def test_other_keys_and_plans_are_refused(
     key: Any, plan: FlowerPlan, word: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("DIFFSKETCH_KEY", raising=False)
-    network = network_of(GAUSSIAN, 1, key=key)
-    assert reasons(rounds(1, network, plan))[0].startswith(word)
+    network = net.network_of(GAUSSIAN, 1, key=key)
+    assert net.reasons(rounds(1, network, plan))[0].startswith(word)
     assert network.nodes[1000].seen == []
 
 
@@ -119,20 +112,20 @@ def test_other_keys_and_plans_are_refused(
     ],
 )
 def test_odd_requests_are_refused(values: dict[str, Any], code: str, word: str) -> None:
-    network = network_of(GAUSSIAN, 1)
-    reply = our_record(asked_once(network, **values))
+    network = net.network_of(GAUSSIAN, 1)
+    reply = net.our_record(asked_once(network, **values))
     assert (reply["code"], reply["message"]) == (code, b"")
     assert word.replace("\\", "") in str(reply["reason"])
     assert network.nodes[1000].seen == []
 
 
 def test_a_round_is_answered_once() -> None:
-    network = network_of(GAUSSIAN, 1)
-    requests = list(strategy_of(GAUSSIAN).configure_train(1, FIRST, ConfigRecord(), network))
+    network = net.network_of(GAUSSIAN, 1)
+    requests = list(net.strategy_of(GAUSSIAN).configure_train(1, FIRST, ConfigRecord(), network))
     (first,), (second,) = (list(network.send_and_receive(requests)) for _ in range(2))
-    assert our_record(first)["code"] == ""
-    assert our_record(second)["code"] == "answered"
-    assert our_record(second)["message"] == b""
+    assert net.our_record(first)["code"] == ""
+    assert net.our_record(second)["code"] == "answered"
+    assert net.our_record(second)["message"] == b""
 
 
 def test_keys_are_found_in_files_and_the_environment(
@@ -140,10 +133,10 @@ def test_keys_are_found_in_files_and_the_environment(
 ) -> None:
     path = tmp_path / "key"
     path.write_text(f"{KEY.secret.hex()}\n")
-    network = network_of(GAUSSIAN, 1, key=None, config={"diffsketch-key-file": str(path)})
+    network = net.network_of(GAUSSIAN, 1, key=None, config={"diffsketch-key-file": str(path)})
     assert not rounds(1, network).reports[0].void
     monkeypatch.setenv("DIFFSKETCH_KEY", KEY.secret.hex())
-    network = network_of(GAUSSIAN, 1, key=None)
+    network = net.network_of(GAUSSIAN, 1, key=None)
     assert not rounds(1, network).reports[0].void
     monkeypatch.setenv("DIFFSKETCH_KEY", "secret words")
     with pytest.raises(ArgumentError, match="64 hexadecimal digits") as error:
@@ -159,28 +152,28 @@ def not_finite(number: int, weights: Tensor, server_round: int) -> Tensor:
 @pytest.mark.parametrize("plan", [GAUSSIAN, SKETCH], ids=["proven", "bare"])
 def test_vectors_that_are_not_finite(plan: FlowerPlan) -> None:
     """They count as zeros where the claim is proven; elsewhere the client sits the round out."""
-    strategy = rounds(1, network_of(plan, train=not_finite), plan)
+    strategy = rounds(1, net.network_of(plan, train=not_finite), plan)
     proven = plan is GAUSSIAN
     assert strategy.reports[0].present == ((1000, 1001, 1002) if proven else (1002,))
     reason = "not-finite: the vector has NaN or infinite values"
-    assert reasons(strategy) == ([] if proven else [reason] * 2)
+    assert net.reasons(strategy) == ([] if proven else [reason] * 2)
 
 
 def test_importance_scales_the_vector() -> None:
     results = []
     for importance in (1.0, 3.0):
-        network = network_of(DENSE, 1, importance=importance)
-        arrays = one_round(strategy_of(DENSE), network, FIRST, 1)
+        network = net.network_of(DENSE, 1, importance=importance)
+        arrays = net.one_round(net.strategy_of(DENSE), network, FIRST, 1)
         results.append(torch.from_numpy(arrays["bias"].numpy()))
     torch.testing.assert_close(results[1], 3 * results[0])
 
 
 def test_a_clients_budget_holds_whatever_the_server_thinks() -> None:
-    network = network_of(GAUSSIAN, 1, budget=BUDGET)
+    network = net.network_of(GAUSSIAN, 1, budget=BUDGET)
     strategy = rounds(allowed() + 2, network)
     assert 1 <= allowed() == len(network.nodes[1000].seen)
-    assert all(reason.startswith("budget:") for reason in reasons(strategy))
-    assert len(reasons(strategy)) == 2
+    assert all(reason.startswith("budget:") for reason in net.reasons(strategy))
+    assert len(net.reasons(strategy)) == 2
 
 
 def test_the_account_survives_a_restart_in_a_file(tmp_path: Path) -> None:
@@ -209,7 +202,7 @@ def test_the_account_survives_restarts_within_a_run(
     """
     if statements:
         monkeypatch.setenv("DIFFSKETCH_CLIENT_KEY", "ab" * 32)
-    network, strategy, arrays, trained = Network(), strategy_of(GAUSSIAN), FIRST, 0
+    network, strategy, arrays, trained = Network(), net.strategy_of(GAUSSIAN), FIRST, 0
     each = 2 if statements else 1
     for server_round in range(1, each * allowed() + 4):
         node_id = 2000 + server_round // each
@@ -217,10 +210,10 @@ def test_the_account_survives_restarts_within_a_run(
             network.nodes.clear()
             node = network.join(0, GAUSSIAN, key=KEY, budget=BUDGET, node_id=node_id)
         before = len(node.seen)
-        arrays = one_round(strategy, network, arrays, server_round)
+        arrays = net.one_round(strategy, network, arrays, server_round)
         trained += len(node.seen) - before
     assert trained == allowed()
-    found = [reason.partition(":")[0] for reason in reasons(strategy)]
+    found = [reason.partition(":")[0] for reason in net.reasons(strategy)]
     assert ("statement" in found) == statements
     assert found[-1] == "budget"
 
@@ -238,7 +231,7 @@ def test_the_account_survives_from_run_to_run_by_the_servers_record(
         node = network.join(0, GAUSSIAN, key=KEY, node_id=3000 + run, **options)
         strategy = rounds(2, network, record_file=path)
         trained += len(node.seen)
-        found += reasons(strategy)
+        found += net.reasons(strategy)
     assert trained == allowed()
     assert found[0].startswith("statement:")
     assert found[-1].startswith("budget:")
@@ -249,12 +242,12 @@ def test_the_account_survives_from_run_to_run_by_the_servers_record(
 
 
 def test_a_node_that_lost_its_model_gets_it_again() -> None:
-    network, strategy = network_of(SKETCH, 1), strategy_of(SKETCH)
-    arrays = one_round(strategy, network, FIRST, 1)
+    network, strategy = net.network_of(SKETCH, 1), net.strategy_of(SKETCH)
+    arrays = net.one_round(strategy, network, FIRST, 1)
     network.join(0, SKETCH, key=KEY)  # the same id, and no state
-    arrays = one_round(strategy, network, arrays, 2)
-    assert reasons(strategy) == ["model: this client has no model to go on from"]
-    one_round(strategy, network, arrays, 3)
+    arrays = net.one_round(strategy, network, arrays, 2)
+    assert net.reasons(strategy) == ["model: this client has no model to go on from"]
+    net.one_round(strategy, network, arrays, 3)
     assert not strategy.reports[-1].void
 
 
@@ -297,7 +290,7 @@ def join(network: Network, number: int, variance: str = "bn.running_var", **opti
             name: Array(np.asarray(one.numpy() + steps.get(name, 1)).astype(one.dtype))
             for name, one in old.items()
         }
-        return reply_of(message, {"num-examples": 1}, ArrayRecord(new))
+        return net.reply_of(message, {"num-examples": 1}, ArrayRecord(new))
 
     app.train()(train)
     network.nodes[1000 + number] = Node(number, app, 1000 + number, {}, seen)
@@ -314,9 +307,9 @@ def test_running_statistics_are_refused_unless_they_are_kept() -> None:
     network = Network()
     node = join(network, 0, keep_local=LOCAL)
     with pytest.raises(ArgumentError, match=r"running statistics, got bn\.running_mean, bn\.run"):
-        strategy_of(SMALL).start(network, model(), 1)
+        net.strategy_of(SMALL).start(network, model(), 1)
     assert node.seen == []
-    for make in (sketch_mod, strategy_of):
+    for make in (sketch_mod, net.strategy_of):
         with pytest.raises(ArgumentError, match="keep_local must be a collection of names"):
             make(SMALL, keep_local="running_mean")
     assert length_of(model(), LOCAL) == WEIGHTS == len(flat(model(), LOCAL))
@@ -327,7 +320,7 @@ def test_clients_keep_their_own_and_share_the_rest(key: SketchKey | None) -> Non
     network, first = Network(), model()
     nodes = [join(network, number, keep_local=LOCAL) for number in range(2)]
     network.tamper = caught = Caught()
-    strategy = strategy_of(SMALL, key=key, keep_local=LOCAL)
+    strategy = net.strategy_of(SMALL, key=key, keep_local=LOCAL)
     result = strategy.start(network, first, 3)
     assert not any(report.void for report in strategy.reports)
     for number, node in enumerate(nodes):
@@ -350,7 +343,7 @@ def test_under_a_name_that_says_nothing_a_variance_becomes_negative() -> None:
     """What the refusal is for. 16 variances of about 2, with noise of standard deviation 2 each."""
     network, name = Network(), "bn.spread"
     join(network, 0, name, keep_local=("running_mean",))
-    strategy = strategy_of(SMALL, keep_local=("running_mean",))
+    strategy = net.strategy_of(SMALL, keep_local=("running_mean",))
     arrays = strategy.start(network, model(name), 5).arrays
     assert (arrays[name].numpy() < 0).any()
 
@@ -365,7 +358,7 @@ def test_under_a_name_that_says_nothing_a_variance_becomes_negative() -> None:
 def test_both_sides_keep_the_same(options: dict[str, Any], word: str) -> None:
     network = Network()
     node = join(network, 0, **options)
-    strategy = strategy_of(SMALL, keep_local=LOCAL)
+    strategy = net.strategy_of(SMALL, keep_local=LOCAL)
     strategy.start(network, model(), 1)
-    assert reasons(strategy)[0].startswith(word)
+    assert net.reasons(strategy)[0].startswith(word)
     assert node.seen == []

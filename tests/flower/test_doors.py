@@ -24,27 +24,8 @@ from diffsketch.flower.plan import DOORS
 from diffsketch.privacy import Budget
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.claim import Basis, OpenClaim, ProvenClaim
-from tests.flower.network import (
-    DIM,
-    FIRST,
-    GAUSSIAN,
-    KEY,
-    PRIVATE,
-    SKETCH,
-    Caught,
-    Network,
-    Node,
-    network_of,
-    of_bad,
-    one_round,
-    our_record,
-    reasons,
-    record_of,
-    reply_of,
-    started,
-    strategy_of,
-    weights_of,
-)
+from tests.flower import network as net
+from tests.flower.network import DIM, FIRST, GAUSSIAN, KEY, PRIVATE, SKETCH, Caught, Network, Node
 from tests.flower.test_accounts import BUDGET, allowed
 
 OPEN = FlowerPlan("sketch-gaussian", PRIVATE, open_doors=DOORS)
@@ -58,7 +39,7 @@ def node_of(plan: FlowerPlan, train: Answer, **options: Any) -> tuple[Network, N
 
     def tell(message: Message, _: Context) -> Message:
         node.seen.append(message)
-        return reply_of(message, {"secret": 0.887591})
+        return net.reply_of(message, {"secret": 0.887591})
 
     app.train()(train)
     app.evaluate()(tell)
@@ -69,7 +50,7 @@ def node_of(plan: FlowerPlan, train: Answer, **options: Any) -> tuple[Network, N
 
 def asked(network: Network, kind: str, plan: FlowerPlan) -> Message:
     """The only node's reply to a message of this kind, with all that a round's request has."""
-    requests = list(strategy_of(plan).configure_train(1, FIRST, ConfigRecord(), network))
+    requests = list(net.strategy_of(plan).configure_train(1, FIRST, ConfigRecord(), network))
     message = Message(requests[0].content, dst_node_id=1000, message_type=kind)
     (reply,) = network.send_and_receive([message])
     return reply
@@ -77,7 +58,7 @@ def asked(network: Network, kind: str, plan: FlowerPlan) -> Message:
 
 def trained(message: Message, _: Context) -> Message:
     metrics = {"num-examples": 8, "accuracy": 0.75, "loss": 0.5}
-    return reply_of(message, metrics, record_of(torch.full((DIM,), 0.1)))
+    return net.reply_of(message, metrics, net.record_of(torch.full((DIM,), 0.1)))
 
 
 # What is closed, and what opens it.
@@ -92,8 +73,8 @@ def test_only_open_doors_let_replies_out(kind: str, plan: FlowerPlan) -> None:
     if plan is GAUSSIAN:
         assert node.seen == []
         if kind == "evaluate":
-            assert our_record(reply)["code"] == "evaluation"
-            assert "open_doors=('evaluation',)" in str(our_record(reply)["reason"])
+            assert net.our_record(reply)["code"] == "evaluation"
+            assert "open_doors=('evaluation',)" in str(net.our_record(reply)["reason"])
             assert list(reply.content) == ["diffsketch"]
         else:
             assert "open_doors=('queries',)" in str(reply.error.reason)
@@ -108,12 +89,12 @@ def test_the_strategy_asks_for_no_evaluation_and_says_so_once(
     for plan, evaluated in ((GAUSSIAN, False), (OPEN, True), (SKETCH, True)):
         caplog.clear()
         strategy = SketchStrategy(FedAvg(), plan, key=KEY)  # which evaluates by default
-        result = strategy.start(network_of(plan), FIRST, 3)
+        result = strategy.start(net.network_of(plan), FIRST, 3)
         assert bool(result.evaluate_metrics_clientapp) == evaluated
         assert caplog.text.count("clients are not asked to evaluate") == (not evaluated)
         assert not any(report.void for report in strategy.reports)
     caplog.clear()
-    strategy_of(GAUSSIAN).start(network_of(GAUSSIAN), FIRST, 1)  # would not have evaluated
+    net.strategy_of(GAUSSIAN).start(net.network_of(GAUSSIAN), FIRST, 1)  # would not have evaluated
     assert "not asked to evaluate" not in caplog.text
 
 
@@ -132,13 +113,13 @@ def test_metrics_need_their_door() -> None:
 
 
 def test_an_open_door_is_in_the_claim_and_in_every_epsilon() -> None:
-    strategy = started(OPEN, network_of(OPEN, budget=BUDGET), allowed() + 2, budget=BUDGET)
+    strategy = net.started(OPEN, net.network_of(OPEN, budget=BUDGET), allowed() + 2, budget=BUDGET)
     assert isinstance(strategy.claim, OpenClaim)
     spent = strategy.epsilon(1e-5)
     assert spent.basis is Basis.CLAIMED
     assert "claimed, without evaluation and metrics and queries" in str(spent)
     # Noised, charged and stopped like a proven one.
-    closed = started(GAUSSIAN, network_of(GAUSSIAN), allowed())
+    closed = net.started(GAUSSIAN, net.network_of(GAUSSIAN), allowed())
     assert spent.rounds == allowed()
     assert float(spent) == float(closed.epsilon(1e-5))
     assert closed.epsilon(1e-5).basis is Basis.PROVEN
@@ -146,7 +127,7 @@ def test_an_open_door_is_in_the_claim_and_in_every_epsilon() -> None:
 
 
 def test_both_sides_agree_on_doors() -> None:
-    refused = reasons(started(OPEN, network_of(GAUSSIAN)))
+    refused = net.reasons(net.started(OPEN, net.network_of(GAUSSIAN)))
     assert len(refused) == 3
     assert all(reason.startswith("plan:") for reason in refused)
 
@@ -179,7 +160,7 @@ def test_plans_that_have_no_doors_or_metrics_refuse_them() -> None:
         FlowerPlan("sketch-gaussian", shared, 3, 2, secure_sum=True, **metrics)
     plan = FlowerPlan("sketch-gaussian", PRIVATE, metrics={"num-examples": (0, 9)}, metric_noise=1)
     with pytest.raises(ArgumentError, match="metrics must not have 'num-examples'"):
-        strategy_of(plan)
+        net.strategy_of(plan)
 
 
 # An app that fails is one of many.
@@ -200,7 +181,7 @@ def replying(content: RecordDict | Error | None) -> Answer:
 
 
 def arrays_with(**changes: Any) -> RecordDict:
-    arrays = {**record_of(torch.ones(DIM)), **{n: Array(v) for n, v in changes.items()}}
+    arrays = {**net.record_of(torch.ones(DIM)), **{n: Array(v) for n, v in changes.items()}}
     return RecordDict({"arrays": ArrayRecord(arrays)})
 
 
@@ -216,7 +197,7 @@ FAILURES: dict[str, Answer] = {
     "empty": replying(RecordDict()),
     "nothing": replying(None),
     "two models": replying(
-        RecordDict({"a": record_of(torch.ones(DIM)), "b": record_of(torch.ones(DIM))})
+        RecordDict({"a": net.record_of(torch.ones(DIM)), "b": net.record_of(torch.ones(DIM))})
     ),
     "other names": replying(arrays_with(more=np.ones(3, np.float32))),
     "other shape": replying(arrays_with(bias=np.ones(5, np.float32))),
@@ -229,7 +210,7 @@ FAILURES: dict[str, Answer] = {
 
 def outside_cells(reply: Message) -> list[Any]:
     """All of a reply but for its noised cells and times: its records, and the size of these."""
-    values = dict(our_record(reply))
+    values = dict(net.our_record(reply))
     sizes = {name: len(values.pop(name)) for name in ("message", "metrics")}
     metadata = {
         name: value for name, value in vars(reply.metadata).items()
@@ -245,8 +226,8 @@ def test_a_failing_app_counts_as_zeros(name: str, caplog: pytest.LogCaptureFixtu
     for train in (trained, FAILURES[name]):
         network, _ = node_of(plan, train)
         network.tamper = caught = Caught()
-        strategy = strategy_of(plan)
-        one_round(strategy, network, FIRST, 1)
+        strategy = net.strategy_of(plan)
+        net.one_round(strategy, network, FIRST, 1)
         (report,) = strategy.reports
         assert (report.present, report.refused) == ((1000,), {})
         (reply,) = caught
@@ -266,7 +247,7 @@ def test_where_nothing_is_claimed_failures_pass(name: str) -> None:
             asked(network, "train", SKETCH)
         return
     reply = asked(network, "train", SKETCH)
-    assert reply.has_error() or our_record(reply)["code"] == "app"
+    assert reply.has_error() or net.our_record(reply)["code"] == "app"
 
 
 def test_errors_of_an_app_are_no_answers_of_their_own() -> None:
@@ -276,7 +257,7 @@ def test_errors_of_an_app_are_no_answers_of_their_own() -> None:
     """
 
     def train(message: Message, _: Context) -> Message:
-        if float(weights_of(message.content.array_records["arrays"])[0]) > 0.887591:
+        if float(net.weights_of(message.content.array_records["arrays"])[0]) > 0.887591:
             raise ValueError("the loss is not finite")
         return trained(message, _)
 
@@ -287,13 +268,13 @@ def test_errors_of_an_app_are_no_answers_of_their_own() -> None:
         first = torch.zeros(DIM)
         first[0] = (low + high) / 2
         before = len(caught)
-        one_round(strategy_of(GAUSSIAN), network, record_of(first), 1)
+        net.one_round(net.strategy_of(GAUSSIAN), network, net.record_of(first), 1)
         (reply,) = caught[before:]
         assert not reply.has_error()
-        errors += not our_record(reply)["message"]
+        errors += not net.our_record(reply)["message"]
     assert len(caught) == 20
     assert errors == 20 - allowed()
-    assert {str(our_record(reply)["code"]) for reply in caught} == {"", "budget"}
+    assert {str(net.our_record(reply)["code"]) for reply in caught} == {"", "budget"}
 
 
 # Metrics with noise.
@@ -305,11 +286,11 @@ def measured(plan: FlowerPlan, values: list[dict[str, Any]], rounds: int) -> lis
     for number, reported in enumerate(values):
 
         def train(message: Message, _: Context, reported: Any = reported) -> Message:
-            return reply_of(message, reported, message.content.array_records["arrays"])
+            return net.reply_of(message, reported, message.content.array_records["arrays"])
 
         _, node = node_of(plan, train)
         network.nodes[1000 + number] = Node(number, node.app, 1000 + number)
-    strategy = strategy_of(plan)
+    strategy = net.strategy_of(plan)
     result = strategy.start(network, FIRST, rounds)
     assert not any(report.void or report.refused for report in strategy.reports)
     return [{name: float(value) for name, value in one.items()}
@@ -346,8 +327,8 @@ def test_distributed_metrics_share_their_noise() -> None:
     """Noise of a thousandth: the means are exact to 1%, seven standard deviations."""
     shared = {**PRIVATE, "trust": "distributed"}
     plan = FlowerPlan("sketch-gaussian", shared, 3, 3, metrics=BOUNDS, metric_noise=1e-3)
-    network = network_of(plan, trusted_server=True)
-    strategy = strategy_of(plan, trusted_server=True)
+    network = net.network_of(plan, trusted_server=True)
+    strategy = net.strategy_of(plan, trusted_server=True)
     result = strategy.start(network, FIRST, 1)
     assert set(result.train_metrics_clientapp[1]) == set(BOUNDS)
     accuracy: Any = result.train_metrics_clientapp[1]["accuracy"]  # nobody reports one
@@ -393,19 +374,19 @@ def test_metrics_are_charged_with_the_round() -> None:
     # Messages alone would leave room for a fifth round.
     budget = Budget(1.0001 * epsilon, 1e-5)
     assert float(alone.epsilon(delta=1e-5, rounds=5)) < epsilon
-    network = network_of(plan, 1, budget=budget)
-    assert float(started(plan, network, 6).epsilon(1e-5)) > epsilon
+    network = net.network_of(plan, 1, budget=budget)
+    assert float(net.started(plan, network, 6).epsilon(1e-5)) > epsilon
     assert len(network.nodes[1000].seen) == 4
-    stopped = started(plan, network_of(plan, 2), 6, budget=budget)
+    stopped = net.started(plan, net.network_of(plan, 2), 6, budget=budget)
     assert float(stopped.epsilon(1e-5)) == pytest.approx(epsilon, rel=1e-9)
 
 
 def test_metrics_that_are_no_message_take_their_node_out() -> None:
     plan = FlowerPlan("sketch-gaussian", PRIVATE, metrics=BOUNDS, metric_noise=1e-3)
     for key in (KEY, None):
-        network = network_of(plan)
-        network.tamper = of_bad(lambda reply: our_record(reply).update(metrics=b"garbage"))
-        strategy = strategy_of(plan, key=key)
+        network = net.network_of(plan)
+        network.tamper = net.of_bad(lambda reply: net.our_record(reply).update(metrics=b"garbage"))
+        strategy = net.strategy_of(plan, key=key)
         result = strategy.start(network, FIRST, 1)
         (report,) = strategy.reports
         assert (len(report.present), len(report.refused)) == (2, 1)

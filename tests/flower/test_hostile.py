@@ -25,21 +25,8 @@ from diffsketch.methods.client_noise import ClientNoise
 from diffsketch.sketch import SketchKey
 from diffsketch.wire import Message as WireMessage
 from diffsketch.wire import MessageFormat
-from tests.flower.network import (
-    BAD,
-    DIM,
-    FIRST,
-    KEY,
-    bytes_of,
-    network_of,
-    of_bad,
-    one_round,
-    our_record,
-    record_of,
-    set_bytes,
-    strategy_of,
-    weights_of,
-)
+from tests.flower import network as net
+from tests.flower.network import BAD, DIM, FIRST, KEY
 from tests.flower.network import SKETCH as PLAN
 from tests.helpers.silent import silence
 
@@ -48,7 +35,7 @@ Change = Callable[[Message, Message], list[Message]]
 
 
 def with_record(message: Message, /, **values: Any) -> Message:
-    our_record(message).update(values)
+    net.our_record(message).update(values)
     return message
 
 
@@ -64,7 +51,7 @@ def _wire(**changes: Any) -> bytes:
 
 
 def _flipped(message: Message) -> bytes:
-    data = bytearray(bytes_of(message))
+    data = bytearray(net.bytes_of(message))
     data[60] ^= 1
     return bytes(data)
 
@@ -73,7 +60,7 @@ def _in_the_name_of(node: int, message: Message) -> bytes:
     """The node's own message, as long as honest ones, with another sender."""
     place: Any = {"round_index": 1, "fingerprint": KEY.seed(1).fingerprint}
     layout = PLAN.build(DIM).message_format
-    honest = WireMessage.from_bytes(bytes_of(message), layout, **place)
+    honest = WireMessage.from_bytes(net.bytes_of(message), layout, **place)
     return WireMessage(layout, honest.cells, **place, sender=node).to_bytes()
 
 
@@ -82,17 +69,17 @@ ATTACKS: dict[str, Change] = {
     "lost": lambda _new, _old: [],
     "error": lambda new, _old: [Message(Error(0, "broken"), reply_to=_asked(new))],
     "old reply": lambda _new, old: [old],
-    "old message": lambda new, old: [set_bytes(new, bytes_of(old))],
-    "other round": lambda new, _old: [set_bytes(new, _wire(round_index=7))],
-    "other key": lambda new, _old: [set_bytes(new, _wire(fingerprint=bytes(8)))],
-    "other sender": lambda new, _old: [set_bytes(new, _in_the_name_of(1000, new))],
-    "other method": lambda new, _old: [set_bytes(new, _wire(format=OTHER))],
-    "many at once": lambda new, _old: [set_bytes(new, _wire(count=50))],
-    "flipped bit": lambda new, _old: [set_bytes(new, _flipped(new))],
-    "cut": lambda new, _old: [set_bytes(new, bytes_of(new)[:-1])],
-    "empty": lambda new, _old: [set_bytes(new, b"")],
-    "garbage": lambda new, _old: [set_bytes(new, b"\x00garbage" * 9)],
-    "huge": lambda new, _old: [set_bytes(new, bytes_of(new) + bytes(1 << 22))],
+    "old message": lambda new, old: [net.set_bytes(new, net.bytes_of(old))],
+    "other round": lambda new, _old: [net.set_bytes(new, _wire(round_index=7))],
+    "other key": lambda new, _old: [net.set_bytes(new, _wire(fingerprint=bytes(8)))],
+    "other sender": lambda new, _old: [net.set_bytes(new, _in_the_name_of(1000, new))],
+    "other method": lambda new, _old: [net.set_bytes(new, _wire(format=OTHER))],
+    "many at once": lambda new, _old: [net.set_bytes(new, _wire(count=50))],
+    "flipped bit": lambda new, _old: [net.set_bytes(new, _flipped(new))],
+    "cut": lambda new, _old: [net.set_bytes(new, net.bytes_of(new)[:-1])],
+    "empty": lambda new, _old: [net.set_bytes(new, b"")],
+    "garbage": lambda new, _old: [net.set_bytes(new, b"\x00garbage" * 9)],
+    "huge": lambda new, _old: [net.set_bytes(new, net.bytes_of(new) + bytes(1 << 22))],
     "other version": lambda new, _old: [with_record(new, protocol=PROTOCOL + 1)],
     "version of text": lambda new, _old: [with_record(new, protocol=str(PROTOCOL))],
     "odd types": lambda new, _old: [with_record(new, member=5)],
@@ -111,13 +98,13 @@ def _asked(reply: Message) -> Message:
 
 
 def _without(message: Message, name: str) -> Message:
-    del our_record(message)[name]
+    del net.our_record(message)[name]
     return message
 
 
 def _plain(message: Message) -> Message:
     """What a client without the mod would send."""
-    arrays = record_of(torch.full((DIM,), 1e6))
+    arrays = net.record_of(torch.full((DIM,), 1e6))
     metrics = MetricRecord({"num-examples": 1000})
     message.content = RecordDict({"arrays": arrays, "metrics": metrics})
     return message
@@ -125,7 +112,7 @@ def _plain(message: Message) -> Message:
 
 def run(change: Change | None, *, key: SketchKey | None = KEY, dead: bool = False) -> Any:
     """Two rounds; what the bad node sends in the second one is changed."""
-    network = network_of(PLAN)
+    network = net.network_of(PLAN)
     old: list[Message] = []
 
     def tamper(replies: list[Message]) -> list[Message]:
@@ -140,10 +127,10 @@ def run(change: Change | None, *, key: SketchKey | None = KEY, dead: bool = Fals
         return replies if change is None else [*change(bad, old[0]), *good]
 
     network.tamper = tamper
-    strategy = strategy_of(PLAN, key=key)
+    strategy = net.strategy_of(PLAN, key=key)
     arrays: ArrayRecord = FIRST
     for server_round in (1, 2):
-        arrays = one_round(strategy, network, arrays, server_round)
+        arrays = net.one_round(strategy, network, arrays, server_round)
     return strategy, arrays
 
 
@@ -202,7 +189,7 @@ OTHERS = {"central": (CENTRAL, {}), "no limit": (PLAN, {"limit": math.inf})}
 def long_run(name: str, value: float | None, *, key: SketchKey | None = KEY) -> Any:
     """A round of ten in which one sends the same value in every cell; or nothing."""
     plan, options = {**TOO_LONG, **OTHERS}[name]
-    network = network_of(plan, 10)
+    network = net.network_of(plan, 10)
     method = plan.build(DIM)
     layout = method.message_format
 
@@ -216,12 +203,12 @@ def long_run(name: str, value: float | None, *, key: SketchKey | None = KEY) -> 
         if isinstance(method, ClientNoise):  # the most that the bits can say
             steps = value / method.mechanism.quantizer.granularity
             cells = cells.new_full(layout.shape, min(int(steps), layout.limits[1] - 1)).long()
-        return [*good, set_bytes(bad, WireMessage(layout, cells, **about).to_bytes())]
+        return [*good, net.set_bytes(bad, WireMessage(layout, cells, **about).to_bytes())]
 
     network.tamper = tamper
-    strategy = strategy_of(plan, key=key, **options)
+    strategy = net.strategy_of(plan, key=key, **options)
     with silence():
-        return strategy, one_round(strategy, network, FIRST, 1)
+        return strategy, net.one_round(strategy, network, FIRST, 1)
 
 
 @pytest.mark.parametrize("name", TOO_LONG)
@@ -258,26 +245,26 @@ def test_what_an_honest_client_might_send_is_not(name: str) -> None:
 @pytest.mark.parametrize(("limit", "refused"), [(None, True), (math.inf, False)])
 def test_a_false_weight_is_refused(limit: float | None, refused: bool) -> None:
     """The control, without a limit: with 2**40 for 8 all others count as nothing."""
-    network = network_of(PLAN, 6)
-    network.tamper = of_bad(lambda reply: with_record(reply, weight=2**40))
-    strategy = strategy_of(PLAN, limit=limit)
-    arrays = one_round(strategy, network, FIRST, 1)
+    network = net.network_of(PLAN, 6)
+    network.tamper = net.of_bad(lambda reply: with_record(reply, weight=2**40))
+    strategy = net.strategy_of(PLAN, limit=limit)
+    arrays = net.one_round(strategy, network, FIRST, 1)
     (report,) = strategy.reports
     assert (BAD in report.refused) == refused
     assert len(report.present) == (5 if refused else 6)
-    moved = float(torch.linalg.vector_norm(weights_of(arrays)))
+    moved = float(torch.linalg.vector_norm(net.weights_of(arrays)))
     assert (moved > 0.1) == refused
     if refused:
         assert report.refused[BAD].startswith("weight must be at most 800 here, 100 times the med")
 
 
 def test_limits_of_any_size_are_announced(caplog: pytest.LogCaptureFixture) -> None:
-    strategy_of(PLAN)
+    net.strategy_of(PLAN)
     assert "limit" not in caplog.text
-    strategy_of(PLAN, limit=math.inf)
+    net.strategy_of(PLAN, limit=math.inf)
     assert "limit=inf: messages of any norm and weight are summed" in caplog.text
     with pytest.raises(ArgumentError, match="limit must be"):
-        strategy_of(PLAN, limit=-1.0)
+        net.strategy_of(PLAN, limit=-1.0)
 
 
 @given(
@@ -323,8 +310,8 @@ def test_a_limit_below_the_clip_tells_nothing_about_a_client(trust: str) -> None
             length = 2.0 * (norm if number == 0 else 0.3)
             return weights + length * torch.nn.functional.normalize(torch.ones(DIM), dim=0)
 
-        network = network_of(plan, 3, train=train, trusted_server=True)
-        strategy = strategy_of(plan, limit=1.4, trusted_server=True)
+        network = net.network_of(plan, 3, train=train, trusted_server=True)
+        strategy = net.strategy_of(plan, limit=1.4, trusted_server=True)
         strategy.start(network, FIRST, 5)
         reports = strategy.reports
         assert [len(report.present) for report in reports] == [3] * 5
@@ -342,7 +329,7 @@ def test_what_counts_as_zeros_has_the_noise_of_its_share() -> None:
     for one, substitutes, noised in (
         (plan, True, True), (CENTRAL, True, False), (harmless, False, True), (PLAN, False, False),
     ):  # fmt: skip
-        strategy, method = strategy_of(one, trusted_server=True), one.build(DIM)
+        strategy, method = net.strategy_of(one, trusted_server=True), one.build(DIM)
         strategy._begin(FIRST)
         assert strategy._substitutes == substitutes
         zeros = noised_zeros(method, method.claim_for(3, KEY.seed(0)))
@@ -354,7 +341,7 @@ def test_without_a_key_a_draw_of_fingerprints_is_nobodys() -> None:
     parts = {
         node: _wire(round_index=0, fingerprint=bytes([node]) * 8, sender=node) for node in (1, 2)
     }
-    claim, nodes, grid = method.claim_for(2, KEY.seed(0)), (1, 2), network_of(PLAN)
+    claim, nodes, grid = method.claim_for(2, KEY.seed(0)), (1, 2), net.network_of(PLAN)
     current = Round(PLAN, method, claim, 0, None, nodes, grid, 9.0, bytes(16))
     plain_sum(current, {node: Reply(bytes(16), "", 0, message=parts[node]) for node in nodes})
     assert current.total is None

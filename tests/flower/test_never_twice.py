@@ -25,7 +25,8 @@ from diffsketch.privacy.accounting.account import Account
 from diffsketch.privacy.claim import Trust
 from diffsketch.sketch import SketchKey
 from diffsketch.wire import Message as WireMessage
-from tests.flower.network import DIM, FIRST, Network, one_round, our_record, strategy_of
+from tests.flower import network as net
+from tests.flower.network import DIM, FIRST, Network
 from tests.helpers.releases import NOISED, Releases, noised
 
 KEY = SketchKey.from_integer(5)
@@ -74,7 +75,7 @@ class Runs(RuleBasedStateMachine):
     def _leaving(self, replies: list[Message]) -> list[Message]:
         """What nodes have sent, before anything becomes of it."""
         for reply in replies:
-            data = our_record(reply)["message"]
+            data = net.our_record(reply)["message"]
             if not data:
                 continue
             assert isinstance(data, bytes)
@@ -98,7 +99,7 @@ class Runs(RuleBasedStateMachine):
     def do_a_round(self, lost: bool = False) -> None:
         self.losing = lost
         before = len(self.strategy.totals)
-        self.arrays = one_round(self.strategy, self.network, self.arrays, 1)
+        self.arrays = net.one_round(self.strategy, self.network, self.arrays, 1)
         for index, data in self.strategy.totals[before:]:
             seed = KEY.seed(index)
             total = WireMessage.from_bytes(
@@ -124,7 +125,7 @@ class Runs(RuleBasedStateMachine):
     @rule()
     def restart_the_server(self) -> None:
         record = self.record if self.proven else None
-        self.strategy = strategy_of(self.plan, key=KEY, trusted_server=True, record_file=record)
+        self.strategy = net.strategy_of(self.plan, key=KEY, trusted_server=True, record_file=record)
         self.arrays = FIRST  # and so the first round again, with its hashes
 
 

@@ -41,7 +41,8 @@ from diffsketch.privacy import Budget
 from diffsketch.privacy.clipping import centre
 from diffsketch.wire import Header
 from diffsketch.wire import Message as WireMessage
-from tests.flower.network import DIM, FIRST, KEY, RUN, Network, carried, record_of, strategy_of
+from tests.flower import network as net
+from tests.flower.network import DIM, FIRST, KEY, RUN, Network
 
 SETTINGS: dict[str, Any] = {"rows": 1, "cols": 8, "clip": 1.0, "noise_multiplier": 2.0}
 METRICS: Any = {"metrics": {"accuracy": (0.0, 1.0)}, "metric_noise": 2.0}
@@ -83,7 +84,7 @@ def _learning(scale: float, accuracy: float | None = None) -> Callable[[Message]
 
 def _raising(error: type[BaseException]) -> Callable[[Message], Message]:
     def train(message: Message) -> Message:
-        message.content["arrays"] = record_of(torch.ones(DIM))  # half-way
+        message.content["arrays"] = net.record_of(torch.ones(DIM))  # half-way
         raise error("0.887591")
 
     return train
@@ -130,9 +131,9 @@ class Asked:
 
 MODELS = {
     "zeros": FIRST,
-    "ones": record_of(torch.ones(DIM)),
-    "huge": record_of(torch.full((DIM,), 3e38)),
-    "NaN": record_of(torch.full((DIM,), math.nan)),
+    "ones": net.record_of(torch.ones(DIM)),
+    "huge": net.record_of(torch.full((DIM,), 3e38)),
+    "NaN": net.record_of(torch.full((DIM,), math.nan)),
     "other": ArrayRecord({"arrays": Array(np.ones(4, np.float32))}),
 }
 ASKED = st.builds(
@@ -189,7 +190,7 @@ class World:
             for action in ("default", "other"):
                 register(action)(self._app)
         config: Any = {"partition-id": 0, "diffsketch-client-key-file": str(self.client_key)}
-        self.context = Context(RUN, 1000, config, carried(state), {})
+        self.context = Context(RUN, 1000, config, net.carried(state), {})
 
     def _app(self, message: Message, _: Context) -> Message:
         self.calls += 1
@@ -205,7 +206,7 @@ class World:
         else:
             message = self._message(asked, number)
             try:
-                reply = carried(self.app(message, self.context))
+                reply = net.carried(self.app(message, self.context))
             except BaseException as error:  # what Flower would tell the server
                 self.seen.append((type(error).__name__, str(error)))
             else:
@@ -381,7 +382,7 @@ def published(plan: FlowerPlan, behaviours: Sequence[str], limit: float | None) 
         node = network.join(number, plan, key=KEY, trusted_server=True)
         node.app = ClientApp(mods=[sketch_mod(plan, key=KEY, trusted_server=True)])
         node.app.train()(app)
-    strategy = strategy_of(plan, trusted_server=True, limit=limit)
+    strategy = net.strategy_of(plan, trusted_server=True, limit=limit)
     with replayed(2):
         result = strategy.start(network, FIRST, 3)
     reports = [

@@ -28,27 +28,8 @@ from diffsketch.flower import FlowerPlan, SketchStrategy, find_sketch_key, sketc
 from diffsketch.methods.feedback import ErrorFeedback
 from diffsketch.sketch import SketchKey
 from diffsketch.wire import WireError
-from tests.flower.network import (
-    DENSE,
-    DIM,
-    FIRST,
-    GAUSSIAN,
-    KEY,
-    SKETCH,
-    Network,
-    fed_avg,
-    network_of,
-    of_bad,
-    one_round,
-    our_record,
-    point,
-    reasons,
-    replayed,
-    reply_of,
-    started,
-    strategy_of,
-    weights_of,
-)
+from tests.flower import network as net
+from tests.flower.network import DENSE, DIM, FIRST, GAUSSIAN, KEY, SKETCH, Network
 
 EXAMPLES = (30, 10, 20, 40)  # of the nodes
 LOSSES = (0.5, 1.0, 2.0, 0.25)
@@ -84,12 +65,12 @@ def quickstart(plan: FlowerPlan) -> tuple[ServerApp, ClientApp, dict[str, Any]]:
         with torch.no_grad():
             model.weight += number + 1
         metrics = {"train_loss": LOSSES[number], "num-examples": EXAMPLES[number]}
-        return reply_of(message, metrics, ArrayRecord(model.state_dict()))
+        return net.reply_of(message, metrics, ArrayRecord(model.state_dict()))
 
     @client_app.evaluate()
     def _evaluate(message: Message, context: Context) -> Message:
         number = cast(int, context.node_config["partition-id"])
-        return reply_of(message, {"eval_loss": 1.0, "num-examples": EXAMPLES[number]})
+        return net.reply_of(message, {"eval_loss": 1.0, "num-examples": EXAMPLES[number]})
 
     @server_app.main()
     def _main(grid: Grid, _: Context) -> None:
@@ -166,10 +147,10 @@ def test_the_quickstart_needs_two_lines(
 def test_a_deployment_without_a_key_says_how_to_make_one() -> None:
     how = "`diffsketch key sketch.key` makes one; then set DIFFSKETCH_KEY_FILE"
     with pytest.raises(ArgumentError, match=f"evaluate_fn needs the model.*{how}"):
-        strategy_of(SKETCH, key=None).start(
-            network_of(SKETCH), FIRST, 1, evaluate_fn=lambda *_: None
+        net.strategy_of(SKETCH, key=None).start(
+            net.network_of(SKETCH), FIRST, 1, evaluate_fn=lambda *_: None
         )
-    refused = reasons(started(SKETCH, network_of(SKETCH, key=None)))
+    refused = net.reasons(net.started(SKETCH, net.network_of(SKETCH, key=None)))
     assert len(refused) == 3
     assert all(how in reason for reason in refused)
 
@@ -197,17 +178,17 @@ def uneven(plan: FlowerPlan | None, **options: Any) -> Network:
 
 @pytest.mark.parametrize("key", [KEY, None], ids=["key", "no key"])
 def test_clients_count_by_their_examples(key: SketchKey | None) -> None:
-    expected = fed_avg().start(uneven(None), FIRST, 3)
-    strategy = strategy_of(DENSE, key=key)
+    expected = net.fed_avg().start(uneven(None), FIRST, 3)
+    strategy = net.strategy_of(DENSE, key=key)
     result = strategy.start(uneven(DENSE), FIRST, 3)
-    arrays = replayed(strategy.totals, DENSE) if key is None else result.arrays
-    torch.testing.assert_close(weights_of(arrays), weights_of(expected.arrays))
+    arrays = net.replayed(strategy.totals, DENSE) if key is None else result.arrays
+    torch.testing.assert_close(net.weights_of(arrays), net.weights_of(expected.arrays))
     assert [dict(one) for one in result.train_metrics_clientapp.values()] == [
         pytest.approx(dict(one)) for one in expected.train_metrics_clientapp.values()
     ]
-    alike = strategy_of(DENSE, weighted=False).start(uneven(DENSE), FIRST, 1)
-    mean = 0.5 * torch.stack([point(number) for number in range(3)]).mean(dim=0)
-    torch.testing.assert_close(weights_of(alike.arrays), mean)
+    alike = net.strategy_of(DENSE, weighted=False).start(uneven(DENSE), FIRST, 1)
+    mean = 0.5 * torch.stack([net.point(number) for number in range(3)]).mean(dim=0)
+    torch.testing.assert_close(net.weights_of(alike.arrays), mean)
 
 
 def test_with_few_bits_too() -> None:
@@ -218,28 +199,28 @@ def test_with_few_bits_too() -> None:
         return weights + torch.arange(DIM)
 
     network = uneven(plan, train=step)
-    arrays = strategy_of(plan).start(network, FIRST, 1).arrays
-    single = strategy_of(plan, weighted=False).start(uneven(plan, train=step), FIRST, 1).arrays
-    torch.testing.assert_close(weights_of(arrays), weights_of(single), atol=0.1, rtol=0)
+    arrays = net.strategy_of(plan).start(network, FIRST, 1).arrays
+    single = net.strategy_of(plan, weighted=False).start(uneven(plan, train=step), FIRST, 1).arrays
+    torch.testing.assert_close(net.weights_of(arrays), net.weights_of(single), atol=0.1, rtol=0)
 
 
 @pytest.mark.parametrize("weight", [0, -4, 2**40 + 1])
 def test_weights_that_are_none_are_refused(weight: int) -> None:
     network = uneven(DENSE)
-    network.tamper = of_bad(lambda reply: our_record(reply).update(weight=weight), 1000)
-    strategy = strategy_of(DENSE)
+    network.tamper = net.of_bad(lambda reply: net.our_record(reply).update(weight=weight), 1000)
+    strategy = net.strategy_of(DENSE)
     arrays = strategy.start(network, FIRST, 1).arrays
     assert strategy.reports[0].present == (1001, 1002)
     assert "weight must be in 1..2**40" in strategy.reports[0].refused[1000]
-    expected = (10 * point(1) + 20 * point(2)) / 60
-    torch.testing.assert_close(weights_of(arrays), expected)
+    expected = (10 * net.point(1) + 20 * net.point(2)) / 60
+    torch.testing.assert_close(net.weights_of(arrays), expected)
 
 
 @pytest.mark.parametrize("examples", [0, 2.5, "none"])
 def test_an_app_has_to_say_how_many_examples(examples: Any) -> None:
     network = Network()
     network.join(0, SKETCH, key=KEY, config={"examples": examples} if examples != "none" else {})
-    strategy = strategy_of(SKETCH)
+    strategy = net.strategy_of(SKETCH)
     if examples == "none":
         inside: Any = strategy.strategy
         inside.weighted_by_key = "samples"
@@ -249,15 +230,15 @@ def test_an_app_has_to_say_how_many_examples(examples: Any) -> None:
 
 
 def test_a_limit_is_of_a_single_example() -> None:
-    norms = [float(0.5 * point(number).norm()) for number in range(3)]
-    strategy = started(DENSE, uneven(DENSE), limit=sorted(norms)[1] * 1.001)
+    norms = [float(0.5 * net.point(number).norm()) for number in range(3)]
+    strategy = net.started(DENSE, uneven(DENSE), limit=sorted(norms)[1] * 1.001)
     assert len(strategy.reports[0].present) == 2
 
 
 def test_private_methods_take_no_weights() -> None:
     with pytest.raises(ArgumentError, match="weighted must not be True: weights would tell"):
-        strategy_of(GAUSSIAN, weighted=True).start(network_of(GAUSSIAN), FIRST, 1)
-    network, strategy = network_of(GAUSSIAN), strategy_of(GAUSSIAN)
+        net.strategy_of(GAUSSIAN, weighted=True).start(net.network_of(GAUSSIAN), FIRST, 1)
+    network, strategy = net.network_of(GAUSSIAN), net.strategy_of(GAUSSIAN)
     strategy._begin(FIRST)
     strategy._alike = ""  # a server that wants to know
     strategy.start(network, FIRST, 1)
@@ -266,15 +247,15 @@ def test_private_methods_take_no_weights() -> None:
 
 
 def test_totals_end_with_a_weight_or_nothing() -> None:
-    ((index, total),) = started(SKETCH, network_of(SKETCH)).totals
+    ((index, total),) = net.started(SKETCH, net.network_of(SKETCH)).totals
     for bad in (total[:-1], total + b"x", total[:-8] + bytes(8)):
         with pytest.raises(WireError):
-            replayed([(index, bad)], SKETCH)
+            net.replayed([(index, bad)], SKETCH)
 
 
 def steps(number: int, weights: Tensor, server_round: int) -> Tensor:
     """A step that no one can foresee."""
-    return weights + point(100 * number + server_round)
+    return weights + net.point(100 * number + server_round)
 
 
 FEEDBACK = {
@@ -291,12 +272,12 @@ FEEDBACK = {
 def test_with_error_feedback_nothing_is_lost(name: str) -> None:
     """Applied steps and the mean of the memories add up to all steps, whichever rounds count."""
     plan, rounds, arrays, wanted = FEEDBACK[name], 5, FIRST, torch.zeros(DIM)
-    network = network_of(plan, 2, train=steps, error_feedback=True)
-    strategy = strategy_of(plan)
+    network = net.network_of(plan, 2, train=steps, error_feedback=True)
+    strategy = net.strategy_of(plan)
     for server_round in range(1, rounds + 1):
         network.tamper = (lambda _: []) if server_round in (2, 4) else list
-        arrays = one_round(strategy, network, arrays, server_round)
-        wanted += (point(server_round) + point(100 + server_round)) / 2
+        arrays = net.one_round(strategy, network, arrays, server_round)
+        wanted += (net.point(server_round) + net.point(100 + server_round)) / 2
     assert [bool(report.void) for report in strategy.reports] == [False, True, False, True, False]
     method = plan.build(DIM)
     later = ErrorFeedback(method, method.claim_for(1, KEY.seed(0))).later
@@ -307,10 +288,10 @@ def test_with_error_feedback_nothing_is_lost(name: str) -> None:
     ]
     kept = torch.from_numpy(memories[0] + memories[1]) / 2
     assert float(kept.norm()) > 1
-    torch.testing.assert_close(weights_of(arrays) + kept, wanted, atol=2e-3, rtol=0)
+    torch.testing.assert_close(net.weights_of(arrays) + kept, wanted, atol=2e-3, rtol=0)
 
 
 def test_error_feedback_is_refused_where_a_claim_forbids_it() -> None:
     plan = FlowerPlan("diffsketch", {"rows": 2, "cols": 6, "per_round": 4.0})
-    (reason,) = set(reasons(started(plan, network_of(plan, error_feedback=True))))
+    (reason,) = set(net.reasons(net.started(plan, net.network_of(plan, error_feedback=True))))
     assert "feedback: error_feedback must be off for method='diffsketch'" in reason

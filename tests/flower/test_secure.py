@@ -26,32 +26,8 @@ from diffsketch.flower.records import SUM_RECORD, SumReply, digest_of
 from diffsketch.privacy import Budget, Trust
 from diffsketch.sketch import SketchKey
 from diffsketch.wire.formats import pack
-from tests.flower.network import (
-    BAD,
-    DIM,
-    FIRST,
-    KEY,
-    KEYS,
-    MASKED,
-    SHARES,
-    UNMASK,
-    Caught,
-    Losses,
-    Network,
-    RestartingNetwork,
-    Tamper,
-    all_bytes,
-    bytes_of,
-    is_sum_reply,
-    network_of,
-    of_bad,
-    our_record,
-    point,
-    replayed,
-    started,
-    strategy_of,
-    towards,
-)
+from tests.flower import network as net
+from tests.flower.network import BAD, DIM, FIRST, KEY, Caught, Network
 
 SETTINGS = {"rows": 2, "cols": 6, "clip": 1.0, "noise_multiplier": 2.0}
 PLAN = FlowerPlan("sketch-skellam", SETTINGS, 5, 3, secure_sum=True, identities=False)
@@ -74,7 +50,7 @@ def _silent() -> Iterator[None]:
 
 def run(
     plan: FlowerPlan = PLAN, *, rounds: int = 1, network: Network | None = None,
-    tamper: Tamper = list, nodes: int = 5, **options: Any,
+    tamper: net.Tamper = list, nodes: int = 5, **options: Any,
 ) -> tuple[SketchStrategy, ArrayRecord]:  # fmt: skip
     """Some rounds; without a secure sum the server is trusted not to look."""
     network = Network() if network is None else network
@@ -82,7 +58,7 @@ def run(
     for number in range(nodes):
         network.join(number, plan, key=KEY, **trust)
     network.tamper = tamper
-    strategy = strategy_of(plan, **trust, **options)
+    strategy = net.strategy_of(plan, **trust, **options)
     return strategy, strategy.start(network, FIRST, rounds).arrays
 
 
@@ -106,18 +82,20 @@ def test_the_sum_is_the_plain_sum(plan: FlowerPlan) -> None:
     assert strategy.epsilon(1e-5).scope.trust is Trust.DISTRIBUTED
 
 
-@pytest.mark.parametrize("stage", [KEYS, SHARES, MASKED, UNMASK])
+@pytest.mark.parametrize("stage", [net.KEYS, net.SHARES, net.MASKED, net.UNMASK])
 def test_dropouts_within_the_threshold(stage: int) -> None:
     """Gone for good from some exchange on: the sum is that of whoever has sent a message."""
-    strategy, arrays = run(tamper=Losses(dict.fromkeys((1001, 1004), stage)))
+    strategy, arrays = run(tamper=net.Losses(dict.fromkeys((1001, 1004), stage)))
     (report,) = strategy.reports
-    lost = () if stage is UNMASK else (1001, 1004)
+    lost = () if stage is net.UNMASK else (1001, 1004)
     assert set(report.present) == set(NODES) - set(lost)
     assert set(report.selected) == set(NODES)
     assert set(report.refused) | set(report.silent) == set(lost)
     assert digest_of(arrays) == plain(*lost)
     assert report.claim == PLAN.claim_for(PLAN.build(DIM), 5 - len(lost), KEY.seed(0))
-    strategy, arrays = run(tamper=Losses({1000: SHARES, 1003: MASKED}))  # of several stages
+    strategy, arrays = run(
+        tamper=net.Losses({1000: net.SHARES, 1003: net.MASKED})
+    )  # of several stages
     assert digest_of(arrays) == plain(1000, 1003)
     assert "silent in stage shares" in strategy.reports[0].refused[1000]
 
@@ -133,12 +111,12 @@ def test_cells_of_few_bits() -> None:
     assert FEW_BITS.build(DIM).message_format.bits == 4 + 3  # room for a sum of 5
 
 
-@pytest.mark.parametrize("stage", [KEYS, SHARES, MASKED, UNMASK])
+@pytest.mark.parametrize("stage", [net.KEYS, net.SHARES, net.MASKED, net.UNMASK])
 def test_below_the_threshold_the_round_is_void(
     stage: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Said, not charged unless messages were requested, and the next round goes on."""
-    losses = Losses(dict.fromkeys((1000, 1001, 1002), stage), until=stage + 1)
+    losses = net.Losses(dict.fromkeys((1000, 1001, 1002), stage), until=stage + 1)
     with caplog.at_level(logging.ERROR):
         strategy, arrays = run(rounds=2, tamper=losses)
     first, second = strategy.reports
@@ -151,10 +129,10 @@ def test_below_the_threshold_the_round_is_void(
     assert (list(nothing), few.totals) == ([], ())
     # The first round has changed nothing: the model is that of the second one's hashes and noise.
     assert [index for index, _ in strategy.totals] == [1]
-    assert digest_of(arrays) == digest_of(replayed(strategy.totals, PLAN))
+    assert digest_of(arrays) == digest_of(net.replayed(strategy.totals, PLAN))
     planned = PLAN.claim_for(PLAN.build(DIM), 3, KEY.seed(0))
-    assert first.claim == (planned if stage >= MASKED else None)
-    rounds = {KEYS: 1, SHARES: 1, MASKED: 2, UNMASK: 2}[stage]
+    assert first.claim == (planned if stage >= net.MASKED else None)
+    rounds = {net.KEYS: 1, net.SHARES: 1, net.MASKED: 2, net.UNMASK: 2}[stage]
     assert f"over {rounds} round" in str(strategy.epsilon(1e-5))
 
 
@@ -163,10 +141,10 @@ def test_no_message_is_in_what_the_server_sees(plan: FlowerPlan) -> None:
     """A message has 12 cells of 15 bits or more: none is there by chance, once in 2**180 times."""
     caught = Caught()
     run(plan, tamper=caught)
-    seen, method, found = [all_bytes(one) for one in caught], plan.build(DIM), []
+    seen, method, found = [net.all_bytes(one) for one in caught], plan.build(DIM), []
     for number in range(5):
-        change = towards(number, torch.zeros(DIM), 1)
-        assert torch.equal(change, 0.5 * point(number))
+        change = net.towards(number, torch.zeros(DIM), 1)
+        assert torch.equal(change, 0.5 * net.point(number))
         cells = pack(method.encode(change, KEY.seed(0), Silent()).messages, method.message_format)
         found.append(any(cells in one for one in seen))
     assert method.message_format.bits * 12 >= 180
@@ -178,17 +156,17 @@ def test_masks_differ_between_rounds_and_nodes() -> None:
     caught = Caught()
     for _ in range(2):  # with the same keys and the same noise
         run(tamper=caught)
-    seen = [bytes_of(one) for one in caught if not is_sum_reply(one)]
+    seen = [net.bytes_of(one) for one in caught if not net.is_sum_reply(one)]
     assert len(seen) == len({one[-20:] for one in seen}) == 10
 
 
-@pytest.mark.parametrize("stage", [SHARES, MASKED, UNMASK, None])
+@pytest.mark.parametrize("stage", [net.SHARES, net.MASKED, net.UNMASK, None])
 def test_every_message_in_a_process_of_its_own(stage: int | None) -> None:
     """State goes through bytes, and nothing else is left; a node that forgets has dropped out."""
-    network = RestartingNetwork(forgets={} if stage is None else {1002: stage})
+    network = net.RestartingNetwork(forgets={} if stage is None else {1002: stage})
     rounds = 2 if stage is None else 1
     strategy, arrays = run(network=network, rounds=rounds)
-    lost = (1002,) if stage in (SHARES, MASKED) else ()
+    lost = (1002,) if stage in (net.SHARES, net.MASKED) else ()
     assert set(strategy.reports[-1].present) == set(NODES) - set(lost)
     assert digest_of(arrays) == plain(*lost, rounds=rounds)
     if stage is None:  # secrets do not outlive the round: the last reply does, which was sent
@@ -200,35 +178,35 @@ def test_every_message_in_a_process_of_its_own(stage: int | None) -> None:
 def test_a_server_without_the_key_learns_the_fingerprint_from_the_nodes() -> None:
     strategy, arrays = run(key=None)
     assert not arrays
-    assert digest_of(replayed(strategy.totals, PLAN)) == plain()
+    assert digest_of(net.replayed(strategy.totals, PLAN)) == plain()
 
 
 @pytest.mark.parametrize("key", [KEY, None], ids=["key", "no key"])
 def test_a_node_with_another_key_is_left_out(key: SketchKey | None) -> None:
-    network = network_of(PLAN, 5)
+    network = net.network_of(PLAN, 5)
     network.join(2, PLAN, key=SketchKey.from_integer(99))
-    (report,) = started(PLAN, network, key=key).reports
+    (report,) = net.started(PLAN, network, key=key).reports
     assert set(report.present) == set(NODES) - {1002}
     assert 1002 in report.refused
 
 
 def test_a_server_that_asks_without_a_secure_sum_gets_nothing() -> None:
     """And nobody has trained or paid for it. The app never sees the sum's records."""
-    network, strategy = network_of(PLAN, 5), strategy_of(PLAN)
+    network, strategy = net.network_of(PLAN, 5), net.strategy_of(PLAN)
     requests = list(strategy.configure_train(1, FIRST, ConfigRecord(), network))
     for one in requests[1:]:
         del one.content[SUM_RECORD]
     first, *others = network.send_and_receive(requests)
-    assert our_record(first)["code"] == ""
-    assert all("the server asks without" in str(our_record(one)["reason"]) for one in others)
+    assert net.our_record(first)["code"] == ""
+    assert all("the server asks without" in str(net.our_record(one)["reason"]) for one in others)
     (seen,) = (message for node in network.nodes.values() for message in node.seen)
     assert sorted(seen.content) == ["arrays", "config"]
 
 
 def test_a_node_without_a_secure_sum_is_left_out() -> None:
-    network = network_of(PLAN, 5)
+    network = net.network_of(PLAN, 5)
     network.join(4, PLAIN, key=KEY, trusted_server=True)
-    (report,) = started(PLAN, network).reports
+    (report,) = net.started(PLAN, network).reports
     assert set(report.present) == set(NODES) - {1004}
     assert "does not use SketchStrategy" in report.refused[1004]
 
@@ -236,7 +214,7 @@ def test_a_node_without_a_secure_sum_is_left_out() -> None:
 def test_bytes_of_the_secure_sum_are_counted() -> None:
     caught = Caught()
     strategy, _ = run(tamper=caught)
-    seen = sum(len(all_bytes(one)) for one in caught)
+    seen = sum(len(net.all_bytes(one)) for one in caught)
     # Records as Flower serialises them; what a message adds around its records is not.
     assert strategy.bytes_up <= seen < strategy.bytes_up + 20 * 300
 
@@ -257,7 +235,7 @@ def test_the_planned_claim_holds_for_all_who_may_be_present(present: int) -> Non
 def test_dropouts_within_the_threshold_never_exceed_a_budget() -> None:
     claim = PLAN.build(DIM).claim_for(3, KEY.seed(0))
     enough = Budget(claim.epsilon(delta=1e-5, rounds=2).value * (1 + 1e-6), 1e-5)
-    losses = Losses({1000: MASKED, 1001: MASKED})
+    losses = net.Losses({1000: net.MASKED, 1001: net.MASKED})
     strategy, _ = run(rounds=3, tamper=losses, budget=enough)
     assert [one.void for one in strategy.reports] == ["", ""]  # and no third
     assert "budget" in strategy.ended
@@ -272,10 +250,10 @@ def test_methods_and_aggregations_that_do_not_fit() -> None:
     with pytest.raises(ArgumentError, match="of 4 bits, unsigned, for a sum of 7"):
         replace(CPSGD, settings={"claimed": 5.0}).build(DIM)
     with pytest.raises(ArgumentError, match="aggregation must be a SecureAggregation for"):
-        strategy_of(PLAIN, aggregation=SecureAggregation())
+        net.strategy_of(PLAIN, aggregation=SecureAggregation())
 
 
 def test_a_refusal_of_a_node_is_heard() -> None:
     refusal = SumReply("tired", "no").to_record()
-    refuse = of_bad(lambda one: one.content.config_records[SUM_RECORD].update(refusal))
+    refuse = net.of_bad(lambda one: one.content.config_records[SUM_RECORD].update(refusal))
     assert run(tamper=refuse)[0].reports[0].refused == {BAD: "tired: no"}

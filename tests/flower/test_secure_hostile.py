@@ -30,30 +30,8 @@ from diffsketch.privacy import Budget
 from diffsketch.secure_sum import Params, SecureSumClient, SecureSumServer, invite
 from diffsketch.secure_sum.messages import ENCRYPTED_BYTES, ENVELOPE_BYTES, Presence, _checksum
 from diffsketch.sketch import SketchKey
-from tests.flower.network import (
-    BAD,
-    DIM,
-    FIRST,
-    KEY,
-    KEYS,
-    MASKED,
-    RUN,
-    SHARES,
-    UNMASK,
-    Caught,
-    Losses,
-    Network,
-    Tamper,
-    bytes_of,
-    copied_state,
-    network_of,
-    of_bad,
-    our_record,
-    reasons,
-    set_bytes,
-    started,
-    strategy_of,
-)
+from tests.flower import network as net
+from tests.flower.network import BAD, DIM, FIRST, KEY, RUN, Caught, Network
 from tests.flower.test_secure import NODES, PLAN, SETTINGS, plain, run
 from tests.secure_sum.helpers import identity
 
@@ -90,17 +68,17 @@ class Attack:
         if not replies:
             return []
         self._count += 1
-        found = {one.metadata.src_node_id: bytes_of(one) for one in replies}
+        found = {one.metadata.src_node_id: net.bytes_of(one) for one in replies}
         if self._count == self._stage:
             self._old = found
         if self._count == 4 + self._stage:
             (bad,) = (one for one in replies if one.metadata.src_node_id == BAD)
-            set_bytes(bad, self._change(found, self._old))
+            net.set_bytes(bad, self._change(found, self._old))
             replies.insert(0, replies.pop(replies.index(bad)))  # so that it comes first
         return replies
 
 
-STAGES = [KEYS, SHARES, MASKED, UNMASK]
+STAGES = [net.KEYS, net.SHARES, net.MASKED, net.UNMASK]
 BAD_REPLIES = [
     *((attack, stage) for attack in list(ATTACKS)[4:] for stage in STAGES),
     *zip(list(ATTACKS)[:4], STAGES, strict=True),
@@ -111,7 +89,7 @@ BAD_REPLIES = [
 def test_a_bad_reply_is_a_dropout(attack: str, stage: int) -> None:
     strategy, _ = run(rounds=2, tamper=Attack(stage, ATTACKS[attack]))
     first, second = strategy.reports
-    lost = set() if stage is UNMASK else {BAD}
+    lost = set() if stage is net.UNMASK else {BAD}
     assert len(first.present) == 5
     assert set(second.present) == set(NODES) - lost
     assert set(second.refused) == lost
@@ -121,7 +99,7 @@ def test_a_bad_reply_is_a_dropout(attack: str, stage: int) -> None:
 @cache
 def expected_totals(lost: bool) -> tuple[tuple[int, bytes], ...]:
     """Totals of two rounds; in the second one the bad node's message may be lost."""
-    return run(rounds=2, tamper=Losses({BAD: 4 + MASKED}) if lost else list)[0].totals
+    return run(rounds=2, tamper=net.Losses({BAD: 4 + net.MASKED}) if lost else list)[0].totals
 
 
 @pytest.mark.parametrize(
@@ -130,7 +108,7 @@ def expected_totals(lost: bool) -> tuple[tuple[int, bytes], ...]:
     ids=lambda values: next(iter(values)),
 )
 def test_an_odd_record_is_a_dropout(values: dict[str, Any]) -> None:
-    change = of_bad(lambda one: one.content.config_records[SUM_RECORD].update(values))
+    change = net.of_bad(lambda one: one.content.config_records[SUM_RECORD].update(values))
     (report,) = run(tamper=change)[0].reports
     assert set(report.present) == set(NODES) - {BAD}
     assert set(report.refused) == {BAD}
@@ -287,7 +265,7 @@ def test_a_wrong_share_of_a_secret_is_named(spare: bool, caplog: pytest.LogCaptu
 
     plan = PLAN if spare else replace(PLAN, cohort=3)
     nodes = 5 if spare else 3
-    strategy, _ = run(plan, rounds=2, tamper=Attack(UNMASK, lie), nodes=nodes)
+    strategy, _ = run(plan, rounds=2, tamper=Attack(net.UNMASK, lie), nodes=nodes)
     _, second = strategy.reports
     if spare:
         assert (second.void, len(second.present)) == ("", 5)
@@ -326,7 +304,7 @@ SIGNED = replace(PLAN, identities=True)
 
 
 def signed_run(
-    tamper: Tamper = list, *, names: tuple[int, ...] = (0, 1, 2, 3, 4),
+    tamper: net.Tamper = list, *, names: tuple[int, ...] = (0, 1, 2, 3, 4),
     server: SecureAggregation | None = None, rounds: int = 1,
 ) -> Any:  # fmt: skip
     network = Network()
@@ -335,14 +313,14 @@ def signed_run(
         own_side = SecureClientAggregation(identity=identity(name), identities=public)
         network.join(number, SIGNED, key=KEY, aggregation=own_side)
     network.tamper = tamper
-    strategy = strategy_of(SIGNED, aggregation=server or SecureAggregation(identities=PUBLIC))
+    strategy = net.strategy_of(SIGNED, aggregation=server or SecureAggregation(identities=PUBLIC))
     return strategy, strategy.start(network, FIRST, rounds).arrays
 
 
 @pytest.mark.parametrize("stage", range(7))
 def test_members_sign_and_drop_out(stage: int) -> None:
     """Six exchanges: who are you, keys, shares, messages, consistency, unmasking; or none lost."""
-    strategy, arrays = signed_run(Losses({1001: stage, 1003: stage}))
+    strategy, arrays = signed_run(net.Losses({1001: stage, 1003: stage}))
     lost = (1001, 1003) if stage <= 3 else ()
     assert set(strategy.reports[0].present) == set(NODES) - set(lost)
     assert digest_of(arrays) == plain(*lost)
@@ -386,7 +364,7 @@ def test_identities_are_the_default_and_looked_up(
         config = node_config(tmp_path, number, members)
         network.join(number, SIGNED, key=KEY, config=config)
     monkeypatch.setenv("DIFFSKETCH_IDENTITIES_FILE", str(members))
-    strategy = strategy_of(SIGNED)
+    strategy = net.strategy_of(SIGNED)
     arrays = strategy.start(network, FIRST, 1).arrays
     assert digest_of(arrays) == plain()
     assert "follows the protocol" not in str(strategy.claim)
@@ -406,7 +384,7 @@ def test_a_server_without_a_list_does_not_start() -> None:
     signing = SecureAggregation(identities=PUBLIC)
     for plan, aggregation in ((SIGNED, None), (SIGNED, SecureAggregation()), (PLAN, signing)):
         with pytest.raises(ArgumentError, match="aggregation must have identities"):
-            strategy_of(plan, aggregation=aggregation)
+            net.strategy_of(plan, aggregation=aggregation)
     with pytest.raises(ArgumentError, match="given together"):
         SecureClientAggregation(identities=PUBLIC)
     with pytest.raises(ArgumentError, match="must have the public key"):
@@ -480,24 +458,24 @@ def test_both_sides_charge_without_the_noise_of_the_corrupt() -> None:
     """Of four that are needed, three count: a budget for four is too small, for three enough."""
     assert epsilon(3) > 1.1 * epsilon(4)
     small, large = (Budget(epsilon(count) * (1 + 1e-6), 1e-5) for count in (4, 3))
-    refused = reasons(started(ONE, network_of(ONE, 5, budget=small)))
+    refused = net.reasons(net.started(ONE, net.network_of(ONE, 5, budget=small)))
     assert len(refused) == 5
     assert all(why.startswith("budget") for why in refused)
-    (report,) = started(ONE, network_of(ONE, 5, budget=large)).reports
+    (report,) = net.started(ONE, net.network_of(ONE, 5, budget=large)).reports
     assert len(report.present) == 5
     assert report.claim == ONE.claim_for(ONE.build(DIM), 5, KEY.seed(0))
     # Negative control: without any who are corrupt, the smaller one is enough.
-    assert len(started(FOUR, network_of(FOUR, 5, budget=small)).reports[0].present) == 5
+    assert len(net.started(FOUR, net.network_of(FOUR, 5, budget=small)).reports[0].present) == 5
     # The server's own budget.
-    assert started(ONE, network_of(ONE, 5), budget=small).reports == []
-    assert len(started(ONE, network_of(ONE, 5), budget=large).reports) == 1
+    assert net.started(ONE, net.network_of(ONE, 5), budget=small).reports == []
+    assert len(net.started(ONE, net.network_of(ONE, 5), budget=large).reports) == 1
 
 
 def test_members_insist_on_their_own_number() -> None:
     assert ONE.describe(DIM) == FOUR.describe(DIM) + ", corrupt=1"
-    network = network_of(ONE, 5)
+    network = net.network_of(ONE, 5)
     network.tamper = caught = Caught()
-    assert started(FOUR, network).reports[0].present == ()
+    assert net.started(FOUR, network).reports[0].present == ()
     assert len(caught) == 5
     assert all("the server's plan is another one" in sum_reply(one).reason for one in caught)
 
@@ -505,15 +483,15 @@ def test_members_insist_on_their_own_number() -> None:
 # A member that spoils the round.
 
 
-def garbage(stage: int, exchanges: int) -> Tamper:
+def garbage(stage: int, exchanges: int) -> net.Tamper:
     """One node sends shares that nobody can read, whenever it is asked for shares."""
     numbers = count()
 
     def change(one: Message) -> None:
         if next(numbers) % exchanges == stage:
-            set_bytes(one, _spoilt(bytes_of(one)))
+            net.set_bytes(one, _spoilt(net.bytes_of(one)))
 
-    return of_bad(change)
+    return net.of_bad(change)
 
 
 def _spoilt(reply: bytes) -> bytes:
@@ -529,9 +507,9 @@ def _spoilt(reply: bytes) -> bytes:
 def test_one_who_sends_garbage_is_named_and_left_out(signed: bool) -> None:
     """It costs the others one round, and none of them is blamed."""
     if signed:  # one exchange more before, one after
-        strategy, arrays = signed_run(garbage(1 + SHARES, 6), rounds=2)
+        strategy, arrays = signed_run(garbage(1 + net.SHARES, 6), rounds=2)
     else:
-        strategy, arrays = run(rounds=2, tamper=garbage(SHARES, 4))
+        strategy, arrays = run(rounds=2, tamper=garbage(net.SHARES, 4))
     first, second = strategy.reports
     assert "could be read by 1 of 5 members, and the threshold is 3" in first.void
     assert first.refused == {BAD: "its shares could not be read by 4 of the others"}
@@ -558,7 +536,7 @@ def sum_reply(message: Message) -> SumReply:
 def test_the_last_request_gets_the_same_reply_again() -> None:
     network, caught = Network(), Caught()
     run(network=network, tamper=caught)
-    last = {one.metadata.src_node_id: bytes_of(one) for one in caught[-5:]}
+    last = {one.metadata.src_node_id: net.bytes_of(one) for one in caught[-5:]}
     for message in network.sent[-5:]:
         for _ in range(2):
             assert sum_reply(answer(network, message)).reply == last[message.metadata.dst_node_id]
@@ -573,7 +551,7 @@ def test_the_last_request_gets_the_same_reply_again() -> None:
 
 
 def copied(context: Context) -> Context:
-    return Context(RUN, context.node_id, context.node_config, copied_state(context.state), {})
+    return Context(RUN, context.node_id, context.node_config, net.copied_state(context.state), {})
 
 
 @pytest.mark.parametrize("guard", ["option", "node", "none"])
@@ -589,12 +567,12 @@ def test_a_second_process_from_the_same_state(guard: str, tmp_path: Path) -> Non
         own = {"diffsketch-guard": path} if guard == "node" else {}
         side = SecureClientAggregation(guard=path) if guard == "option" else None
         network.join(number, PLAN, key=KEY, aggregation=side, config=own, train=train)
-    strategy = strategy_of(PLAN)
+    strategy = net.strategy_of(PLAN)
     asked = list(strategy.configure_train(1, FIRST, ConfigRecord(), network))
     (message,) = (one for one in asked if one.metadata.dst_node_id == BAD)
     before = copied(network.nodes[BAD].context)
     replies = list(network.send_and_receive(asked))
-    second = our_record(answer(network, message, copied(before)))
+    second = net.our_record(answer(network, message, copied(before)))
     masked = copied(network.nodes[BAD].context)
     strategy.aggregate_train(1, replies)
     assert len(strategy.reports[0].present) == 5  # the first process went on undisturbed

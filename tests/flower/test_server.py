@@ -36,28 +36,8 @@ from diffsketch.flower.records import (
 from diffsketch.privacy import Budget
 from diffsketch.privacy.accounting.account import Account
 from paper import repaired
-from tests.flower.network import (
-    CENTRAL,
-    DENSE,
-    DIM,
-    FIRST,
-    GAUSSIAN,
-    KEY,
-    PRIVATE,
-    SKETCH,
-    Network,
-    fed_avg,
-    network_of,
-    one_round,
-    our_record,
-    point,
-    reasons,
-    record_of,
-    replayed,
-    started,
-    strategy_of,
-    weights_of,
-)
+from tests.flower import network as net
+from tests.flower.network import CENTRAL, DENSE, DIM, FIRST, GAUSSIAN, KEY, PRIVATE, SKETCH, Network
 from tests.helpers import contract
 from tests.helpers.silent import silence
 
@@ -92,13 +72,13 @@ def test_all_engines_run_the_same_rounds(case: contract.Case) -> None:
         return weights + contract.gradient(weights, number, server_round - 1)
 
     options: dict[str, Any] = {"key": case.key, "trusted_server": True}
-    network = network_of(plan, contract.WORKERS, train=train, **options)
-    strategy = strategy_of(plan, Descent, **options)
+    network = net.network_of(plan, contract.WORKERS, train=train, **options)
+    strategy = net.strategy_of(plan, Descent, **options)
     with silence():
-        result = strategy.start(network, record_of(contract.first_weights()), contract.ROUNDS)
+        result = strategy.start(network, net.record_of(contract.first_weights()), contract.ROUNDS)
         expected = contract.simulated(case)
     # A vector here is the difference of two float32 models: an error of 1e-7 of the weights.
-    torch.testing.assert_close(weights_of(result.arrays), expected, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(net.weights_of(result.arrays), expected, atol=2e-5, rtol=1e-4)
     assert not any(report.void for report in strategy.reports)
     # The comparison would see noise; these two draw none.
     same = torch.allclose(contract.simulated(case), expected, atol=1e-2)
@@ -119,87 +99,92 @@ INEXACT = {"rows": 1, "cols": 4, "clip": 1.0, "padding": 99, "std": 1.0}
 )
 def test_claims_that_cannot_be_held_are_refused(plan: Any, options: Any, words: str) -> None:
     with pytest.raises(ArgumentError, match=words):
-        started(plan, network_of(plan), **options)
+        net.started(plan, net.network_of(plan), **options)
 
 
 def test_without_compression_it_is_the_mean() -> None:
-    result = strategy_of(DENSE).start(network_of(DENSE), FIRST, 1)
-    expected = 0.5 * torch.stack([point(number) for number in range(3)]).mean(dim=0)
-    torch.testing.assert_close(weights_of(result.arrays), expected)
+    result = net.strategy_of(DENSE).start(net.network_of(DENSE), FIRST, 1)
+    expected = 0.5 * torch.stack([net.point(number) for number in range(3)]).mean(dim=0)
+    torch.testing.assert_close(net.weights_of(result.arrays), expected)
     assert result.arrays["steps"].numpy().tolist() == [3]
     assert result.arrays["steps"].dtype == "int64"
 
 
 @pytest.mark.parametrize("kind", [FedAdam, FedAvgM])
 def test_the_wrapped_strategy_has_its_own_rule(kind: type[FedAvg]) -> None:
-    start, plain_network = record_of(torch.ones(DIM)), Network()
+    start, plain_network = net.record_of(torch.ones(DIM)), Network()
     for number in range(3):
         plain_network.join(number, None)
-    plain = fed_avg(kind)
+    plain = net.fed_avg(kind)
     # All clients count alike with us, so they have to in the plain one.
     plain.weighted_by_key = "loss"
     expected = plain.start(plain_network, start, 3)
-    result = strategy_of(DENSE, kind).start(network_of(DENSE), start, 3)
+    result = net.strategy_of(DENSE, kind).start(net.network_of(DENSE), start, 3)
     torch.testing.assert_close(
-        weights_of(result.arrays).float(), weights_of(expected.arrays).float(), atol=1e-4, rtol=1e-4
+        net.weights_of(result.arrays).float(),
+        net.weights_of(expected.arrays).float(),
+        atol=1e-4,
+        rtol=1e-4,
     )
 
 
 def test_nodes_replay_totals_and_have_the_servers_bits() -> None:
-    network, strategy, arrays = network_of(SKETCH), strategy_of(SKETCH), FIRST
+    network, strategy, arrays = net.network_of(SKETCH), net.strategy_of(SKETCH), FIRST
     for server_round in (1, 2, 3):
         before = digest_of(arrays)
-        arrays = one_round(strategy, network, arrays, server_round)
+        arrays = net.one_round(strategy, network, arrays, server_round)
         for node in network.nodes.values():
             assert digest_of(node.seen[-1].content.array_records["arrays"]) == before
     dense = [bool(message.content.array_records) for message in network.sent]
     assert dense == [True] * 3 + [False] * 6
     # A total of 3 x 16 cells would be larger than this small model, were it not the only one.
-    totals: Any = our_record(network.sent[-1])["totals"]
+    totals: Any = net.our_record(network.sent[-1])["totals"]
     assert len(totals) == 1
     # A rule that nodes cannot replay sends the model.
-    strategy = started(SKETCH, network := network_of(SKETCH), 3, kind=FedAdam)
+    strategy = net.started(SKETCH, network := net.network_of(SKETCH), 3, kind=FedAdam)
     assert all(message.content.array_records for message in network.sent)
     assert not any(report.void for report in strategy.reports)
 
 
 def test_a_node_that_missed_rounds_catches_up() -> None:
     plan = FlowerPlan("sketch", {"rows": 1, "cols": 2})  # 56 bytes a total, and 464 the model
-    network, strategy = network_of(plan), strategy_of(plan)
-    arrays = one_round(strategy, network, FIRST, 1)
+    network, strategy = net.network_of(plan), net.strategy_of(plan)
+    arrays = net.one_round(strategy, network, FIRST, 1)
     away = network.nodes.pop(1002)
     for server_round in (2, 3, 4):
-        arrays = one_round(strategy, network, arrays, server_round)
+        arrays = net.one_round(strategy, network, arrays, server_round)
     network.nodes[1002] = away
     before = digest_of(arrays)
-    one_round(strategy, network, arrays, 5)
+    net.one_round(strategy, network, arrays, 5)
     assert digest_of(away.seen[-1].content.array_records["arrays"]) == before
-    record = our_record(next(one for one in network.sent[-3:] if one.metadata.dst_node_id == 1002))
+    record = net.our_record(
+        next(one for one in network.sent[-3:] if one.metadata.dst_node_id == 1002)
+    )
     assert record["rounds"] == [0, 1, 2, 3]
     assert record["base"] == -1
 
 
 def test_a_server_without_a_key_sums_and_the_owner_has_the_model() -> None:
-    with_key = strategy_of(SKETCH).start(network_of(SKETCH), FIRST, 4)
-    strategy, network = SketchStrategy(FedAvg(), SKETCH), network_of(SKETCH)
+    with_key = net.strategy_of(SKETCH).start(net.network_of(SKETCH), FIRST, 4)
+    strategy, network = SketchStrategy(FedAvg(), SKETCH), net.network_of(SKETCH)
     result = strategy.start(network, FIRST, 4)
     assert not result.arrays
-    model = replayed(strategy.totals, SKETCH)
+    model = net.replayed(strategy.totals, SKETCH)
     assert digest_of(model) == digest_of(with_key.arrays)
     # Clients evaluate the model that the server does not have.
     norm: Any = result.evaluate_metrics_clientapp[4]["norm"]
-    assert norm == pytest.approx(float(weights_of(model).norm()), rel=1e-6)
+    assert norm == pytest.approx(float(net.weights_of(model).norm()), rel=1e-6)
     with pytest.raises(ArgumentError, match="evaluate_fn needs the model"):
         strategy.start(network, FIRST, 1, evaluate_fn=lambda *_: None)
 
 
 def test_too_few_replies_make_a_round_void(caplog: pytest.LogCaptureFixture) -> None:
     plan = FlowerPlan("sketch-gaussian", PRIVATE, min_replies=2)
-    network, strategy = network_of(plan), strategy_of(plan)
-    arrays = one_round(strategy, network, FIRST, 1)
+    network, strategy = net.network_of(plan), net.strategy_of(plan)
+    arrays = net.one_round(strategy, network, FIRST, 1)
     network.dead = {1000, 1001}
     caplog.set_level("INFO", logger="flwr.diffsketch")
-    same = one_round(strategy, network, arrays, 2)
+    same = net.one_round(strategy, network, arrays, 2)
     assert digest_of(same) == digest_of(arrays)
     report = strategy.reports[-1]
     assert report.void == "1 messages, and 2 are needed"
@@ -207,17 +192,17 @@ def test_too_few_replies_make_a_round_void(caplog: pytest.LogCaptureFixture) -> 
     assert "VOID" in caplog.text
     assert strategy.epsilon(1e-5).rounds == 2  # paid for
     network.dead = set(network.nodes)
-    same = one_round(strategy, network, same, 3)
+    same = net.one_round(strategy, network, same, 3)
     assert strategy.reports[-1].void
     network.dead = set()
-    after = one_round(strategy, network, same, 4)
+    after = net.one_round(strategy, network, same, 4)
     assert digest_of(after) != digest_of(same)
     assert strategy.reports[-1].round_index == 3  # hashes are never used twice
 
 
 def test_bytes_are_counted_and_shrink() -> None:
     plan = FlowerPlan("sketch", {"rows": 1, "cols": 4})
-    strategy = started(plan, network_of(plan), 2)
+    strategy = net.started(plan, net.network_of(plan), 2)
     first, second = strategy.reports
     assert first.message_bytes == 3 * plan.build(DIM).message_format.full_bytes
     assert first.bytes_up > first.message_bytes
@@ -226,8 +211,8 @@ def test_bytes_are_counted_and_shrink() -> None:
 
 
 def test_the_budget_stops_the_run_and_keeps_its_result() -> None:
-    strategy = strategy_of(GAUSSIAN, budget=Budget(6.0, 1e-5))
-    result = strategy.start(network_of(GAUSSIAN), FIRST, 12)
+    strategy = net.strategy_of(GAUSSIAN, budget=Budget(6.0, 1e-5))
+    result = strategy.start(net.network_of(GAUSSIAN), FIRST, 12)
     spent = strategy.epsilon(1e-5)
     assert "above the budget" in strategy.ended
     assert 0 < len(strategy.reports) < 12
@@ -237,7 +222,7 @@ def test_the_budget_stops_the_run_and_keeps_its_result() -> None:
 
 
 def test_a_server_that_will_not_look_does_not_convince_clients_that_did_not_agree() -> None:
-    found = reasons(started(SHARED, network_of(SHARED), trusted_server=True))
+    found = net.reasons(net.started(SHARED, net.network_of(SHARED), trusted_server=True))
     assert len(found) == 3
     assert all(reason.startswith("trust:") for reason in found)
 
@@ -245,34 +230,36 @@ def test_a_server_that_will_not_look_does_not_convince_clients_that_did_not_agre
 def test_fewer_clients_weaken_a_shared_noise_and_the_claim_says_so() -> None:
     epsilons = []
     for dead in (set[int](), {1002}):
-        network = network_of(SHARED, trusted_server=True)
+        network = net.network_of(SHARED, trusted_server=True)
         network.dead = dead
-        strategy = started(SHARED, network, trusted_server=True)
+        strategy = net.started(SHARED, network, trusted_server=True)
         assert not strategy.reports[0].void
         epsilons.append(float(strategy.epsilon(1e-5)))
     assert epsilons[1] > epsilons[0]
     # Where the weaker claim is beyond the budget, nothing is published.
     budget = Budget(sum(epsilons) / 2, 1e-5)
-    strategy = started(SHARED, network, trusted_server=True, budget=budget)
+    strategy = net.started(SHARED, network, trusted_server=True, budget=budget)
     assert "exceed the budget" in strategy.reports[0].void
     assert strategy.totals == ()
 
 
 def test_diverging_rounds_are_void() -> None:
-    network = network_of(DENSE, 2, train=lambda _, weights, __: weights + 3e38)
-    strategy = strategy_of(DENSE)
-    result = strategy.start(network, record_of(torch.full((DIM,), 1e38)), 1)
+    network = net.network_of(DENSE, 2, train=lambda _, weights, __: weights + 3e38)
+    strategy = net.strategy_of(DENSE)
+    result = strategy.start(network, net.record_of(torch.full((DIM,), 1e38)), 1)
     assert strategy.reports[0].void
     assert not result.arrays
 
 
 def test_central_noise_is_the_servers() -> None:
-    def started() -> Tensor:
-        return weights_of(strategy_of(CENTRAL).start(network_of(CENTRAL), FIRST, 1).arrays)
+    def result() -> Tensor:
+        return net.weights_of(
+            net.strategy_of(CENTRAL).start(net.network_of(CENTRAL), FIRST, 1).arrays
+        )
 
-    assert not torch.allclose(started(), started(), atol=1e-3)
+    assert not torch.allclose(result(), result(), atol=1e-3)
     with silence():
-        assert torch.equal(started(), started())
+        assert torch.equal(result(), result())
 
 
 def test_metrics_stay_unless_they_are_named() -> None:
@@ -283,10 +270,10 @@ def test_metrics_stay_unless_they_are_named() -> None:
             kept.extend(one.content.metric_records["metrics"] for one in replies)
             return super().aggregate_train(server_round, replies)
 
-    named = network_of(OPEN, keep_metrics=("loss",))
-    result = strategy_of(OPEN, Watching).start(named, FIRST, 1)
+    named = net.network_of(OPEN, keep_metrics=("loss",))
+    result = net.strategy_of(OPEN, Watching).start(named, FIRST, 1)
     assert dict(result.train_metrics_clientapp[1]) == {"loss": 0.5}
-    strategy_of(GAUSSIAN, Watching).start(network_of(GAUSSIAN), FIRST, 1)
+    net.strategy_of(GAUSSIAN, Watching).start(net.network_of(GAUSSIAN), FIRST, 1)
     assert [dict(one) for one in kept] == [{"loss": 0.5, "num-examples": 3}, {"num-examples": 3}]
 
 
@@ -295,11 +282,13 @@ def test_two_models_in_a_message_are_refused() -> None:
         def configure_train(self, *args: Any, **kwargs: Any) -> list[Message]:
             messages = list(super().configure_train(*args, **kwargs))
             for message in messages:
-                message.content["more"] = record_of(torch.zeros(DIM))
+                message.content["more"] = net.record_of(torch.zeros(DIM))
             return messages
 
     with pytest.raises(ValueError, match="one ArrayRecord"):
-        strategy_of(SKETCH, Two).configure_train(1, FIRST, ConfigRecord(), network_of(SKETCH))
+        net.strategy_of(SKETCH, Two).configure_train(
+            1, FIRST, ConfigRecord(), net.network_of(SKETCH)
+        )
 
 
 # Whoever is selected has paid before.
@@ -311,33 +300,35 @@ def rounds_in(path: Path) -> list[int]:
 
 
 def test_two_servers_with_one_record_lose_no_round(tmp_path: Path) -> None:
-    path, network = tmp_path / "record.json", network_of(GAUSSIAN, 1)
-    servers = [strategy_of(GAUSSIAN, record_file=path) for _ in range(2)]
+    path, network = tmp_path / "record.json", net.network_of(GAUSSIAN, 1)
+    servers = [net.strategy_of(GAUSSIAN, record_file=path) for _ in range(2)]
     for server_round in range(1, 4):
         for server in servers:
-            one_round(server, network, FIRST, server_round)
+            net.one_round(server, network, FIRST, server_round)
     assert sum(rounds_in(path)) >= 6  # negative control: the last one to write has asked 3 times
     assert len(servers[1].reports) == 3
 
 
 def test_a_round_is_on_record_before_anything_is_requested(tmp_path: Path) -> None:
-    path, network = tmp_path / "record" / "file.json", network_of(GAUSSIAN, 1)
-    strategy = strategy_of(GAUSSIAN, record_file=path)
-    arrays = one_round(strategy, network, FIRST, 1)
+    path, network = tmp_path / "record" / "file.json", net.network_of(GAUSSIAN, 1)
+    strategy = net.strategy_of(GAUSSIAN, record_file=path)
+    arrays = net.one_round(strategy, network, FIRST, 1)
     assert rounds_in(path) == [1]
     strategy.configure_train(2, arrays, ConfigRecord(), network)  # and the server dies
     assert rounds_in(path) == [2]
     assert strategy.epsilon(1e-5).rounds == 2
-    network, again = network_of(GAUSSIAN, 1), strategy_of(GAUSSIAN, record_file=path)
-    one_round(again, network, FIRST, 1)
+    network, again = net.network_of(GAUSSIAN, 1), net.strategy_of(GAUSSIAN, record_file=path)
+    net.one_round(again, network, FIRST, 1)
     assert again.epsilon(1e-5).rounds == 3
     # A round whose replies were never looked at is settled by the next one.
     again.configure_train(2, FIRST, ConfigRecord(), network)
-    one_round(again, network, FIRST, 3)
+    net.one_round(again, network, FIRST, 3)
     assert again.epsilon(1e-5).rounds == 5
     # So is a secure sum.
     path = tmp_path / "sum.json"
-    strategy_of(SUM, record_file=path).configure_train(1, FIRST, ConfigRecord(), network_of(SUM))
+    net.strategy_of(SUM, record_file=path).configure_train(
+        1, FIRST, ConfigRecord(), net.network_of(SUM)
+    )
     assert rounds_in(path)[:3] == [1, 1, 1]
 
 
@@ -345,9 +336,9 @@ def test_a_round_is_on_record_before_anything_is_requested(tmp_path: Path) -> No
 def test_a_client_back_at_its_budget_does_not_count(others: bool, tmp_path: Path) -> None:
     path, network, budget = tmp_path / "record.json", Network(), Budget(3.5, 1e-5)  # two rounds
     network.join(0, GAUSSIAN, key=KEY, node_id=1)
-    strategy, arrays = strategy_of(GAUSSIAN, budget=budget, record_file=path), FIRST
+    strategy, arrays = net.strategy_of(GAUSSIAN, budget=budget, record_file=path), FIRST
     for server_round in (1, 2):
-        arrays = one_round(strategy, network, arrays, server_round)
+        arrays = net.one_round(strategy, network, arrays, server_round)
     assert not any(report.void for report in strategy.reports)
     network.nodes.clear()
     network.join(0, GAUSSIAN, key=KEY, node_id=2)  # the SuperNode was started again
@@ -374,7 +365,7 @@ def test_clients_whose_budget_is_spent_are_left_out_and_the_others_go_on() -> No
     A run that ended with the first client at its budget would end in the third or fourth round.
     """
     plan, budget = FlowerPlan("sketch-gaussian", PRIVATE, min_replies=2), Budget(3.5, 1e-5)
-    network, wrapped = network_of(plan, 6), fed_avg(fraction_train=0.5)
+    network, wrapped = net.network_of(plan, 6), net.fed_avg(fraction_train=0.5)
     strategy = SketchStrategy(wrapped, plan, key=KEY, budget=budget)
     strategy.start(network, FIRST, 60)
     trained = [len(node.seen) for node in network.nodes.values()]
@@ -390,14 +381,14 @@ def test_in_a_secure_sum_a_client_over_its_budget_has_dropped_out() -> None:
     claim = SUM.build(DIM).claim_for(2, KEY.seed(0))
     paid = [float(claim.epsilon(delta=1e-5, rounds=n)) for n in (2, 3)]
     assert paid[0] < paid[1]
-    strategy, arrays = strategy_of(SUM, budget=Budget(sum(paid) / 2, 1e-5)), FIRST
-    network = network_of(SUM, 2)
+    strategy, arrays = net.strategy_of(SUM, budget=Budget(sum(paid) / 2, 1e-5)), FIRST
+    network = net.network_of(SUM, 2)
     for server_round in (1, 2):
-        arrays = one_round(strategy, network, arrays, server_round)
+        arrays = net.one_round(strategy, network, arrays, server_round)
     network.nodes.clear()
     for number in (0, 3, 4):  # one that was started again, and two that are new
         network.join(number, SUM, key=KEY, node_id=2000 + number)
-    one_round(strategy, network, arrays, 3)
+    net.one_round(strategy, network, arrays, 3)
     report = strategy.reports[-1]
     assert (report.present, set(report.refused), report.void) == ((2003, 2004), {2000}, "")
     assert strategy.epsilon(1e-5).rounds == 3
@@ -411,13 +402,13 @@ def test_of_more_nodes_than_the_cohort_all_have_the_same_chance(
     Outside of 90 +- 36 (six of them) by chance: less than 1e-7 for the five together. A choice of
     the first three always, the planted error, is outside.
     """
-    strategy = strategy_of(SUM)
-    strategy.start(network_of(SUM, 4), FIRST, 2)
+    strategy = net.strategy_of(SUM)
+    strategy.start(net.network_of(SUM, 4), FIRST, 2)
     assert [len(report.selected) for report in strategy.reports] == [3, 3]
     assert not any(report.void for report in strategy.reports)
     source = random.Random(5)
     monkeypatch.setattr(secrets, "SystemRandom", lambda: source)
-    network, strategy = network_of(SHARED, 5), strategy_of(SHARED, trusted_server=True)
+    network, strategy = net.network_of(SHARED, 5), net.strategy_of(SHARED, trusted_server=True)
     strategy._begin(FIRST)
     messages = list(strategy.strategy.configure_train(1, FIRST, ConfigRecord(), network))
     assert len(messages) == 5
@@ -436,13 +427,13 @@ def test_of_more_nodes_than_the_cohort_all_have_the_same_chance(
 
 def test_central_sums_are_never_larger_than_their_cells(monkeypatch: pytest.MonkeyPatch) -> None:
     """An overflow before the noise is added would tell whose message made it."""
-    network, strategy = network_of(CENTRAL, 5), strategy_of(CENTRAL)
+    network, strategy = net.network_of(CENTRAL, 5), net.strategy_of(CENTRAL)
     strategy._begin(FIRST)
     messages = list(strategy.strategy.configure_train(1, FIRST, ConfigRecord(), network))
     assert len(strategy._select(messages)) == 5
     monkeypatch.setattr(type(strategy._method), "max_summands", 4)
     assert len(strategy._select(messages)) == 4
-    strategy = strategy_of(GAUSSIAN)  # where messages have their noise, more may come
+    strategy = net.strategy_of(GAUSSIAN)  # where messages have their noise, more may come
     strategy._begin(FIRST)
     assert len(strategy._select(messages)) == 5
 
@@ -519,13 +510,13 @@ def test_the_clip_moves_and_all_have_it(plan: FlowerPlan, key: Any) -> None:
     Noise is 0.01 in the share at most, so 0.004 in the logarithm after four rounds: 3% is 7 times
     that, with a chance below 1e-11.
     """
-    strategy, network, arrays = strategy_of(plan, key=key), network_of(plan, NODES), FIRST
+    strategy, network, arrays = net.strategy_of(plan, key=key), net.network_of(plan, NODES), FIRST
     for index in range(1, 5):
-        arrays = one_round(strategy, network, arrays, index)
+        arrays = net.one_round(strategy, network, arrays, index)
         assert strategy.clip == pytest.approx(0.2 * math.exp(0.1 * index), rel=0.03)
     assert not any(report.void or report.refused for report in strategy.reports)
     # Whoever has the totals and the key has the clips as well, and with them the model.
-    model = replayed(strategy.totals, plan)
+    model = net.replayed(strategy.totals, plan)
     if key is not None:
         assert digest_of(model) == digest_of(arrays)
 
@@ -536,21 +527,21 @@ def test_nodes_that_missed_rounds_have_the_clip(momentum: float) -> None:
 
     A client that decoded a total with another clip would not have the server's model, and refuse.
     """
-    wrapped = fed_avg(FedAvgM, server_momentum=momentum)
+    wrapped = net.fed_avg(FedAvgM, server_momentum=momentum)
     strategy = SketchStrategy(wrapped, LOCAL_CLIP, key=KEY)
-    network = network_of(LOCAL_CLIP, NODES)
-    arrays = one_round(strategy, network, FIRST, 1)
+    network = net.network_of(LOCAL_CLIP, NODES)
+    arrays = net.one_round(strategy, network, FIRST, 1)
     network.dead = {1000, 1001}
     for server_round in (2, 3):
-        arrays = one_round(strategy, network, arrays, server_round)
+        arrays = net.one_round(strategy, network, arrays, server_round)
     network.dead = set()
     network.join(2, LOCAL_CLIP, key=KEY)  # lost all that it had
-    one_round(strategy, network, arrays, 4)
+    net.one_round(strategy, network, arrays, 4)
     last = strategy.reports[-1]
     assert len(last.present) + len(last.refused) == NODES
     assert set(last.present) >= {1000, 1001, 1003, 1004}
     assert last.refused.keys() <= {1002}
-    shown = {float(str(our_record(one)["clip"])) for one in network.sent[-NODES:]}
+    shown = {float(str(net.our_record(one)["clip"])) for one in network.sent[-NODES:]}
     assert len(shown) == (1 if momentum else 2)  # of the first missed round, or of this one
 
 
@@ -559,10 +550,10 @@ FIXED_CLIP = replace(LOCAL_CLIP, settings={n: MOVING[n] for n in MOVING if n != 
 
 def told(plan: FlowerPlan, clip: Any) -> tuple[SketchStrategy, list[Message]]:
     """A strategy, and what clients reply that are told another clip."""
-    network, strategy = network_of(plan, NODES), strategy_of(plan)
+    network, strategy = net.network_of(plan, NODES), net.strategy_of(plan)
     requests = list(strategy.configure_train(1, FIRST, ConfigRecord(), network))
     for one in requests:
-        our_record(one)["clip"] = clip
+        net.our_record(one)["clip"] = clip
     return strategy, list(network.send_and_receive(requests))
 
 
@@ -585,19 +576,19 @@ def test_clips_that_are_none_are_refused(clip: Any) -> None:
     """As is any for a plan without a quantile, but for zero."""
     plan, value = (FIXED_CLIP, 0.1) if clip == "fixed" else (LOCAL_CLIP, clip)
     for reply in told(plan, value)[1]:
-        assert our_record(reply)["code"] == "request"
+        assert net.our_record(reply)["code"] == "request"
         wanted = "has no clip that changes" if clip == "fixed" else "clip"
-        assert wanted in str(our_record(reply)["reason"])
+        assert wanted in str(net.our_record(reply)["reason"])
     strategy, replies = told(FIXED_CLIP, 0.0)
     assert strategy.clip is None
-    assert all(our_record(one)["code"] == "" for one in replies)
+    assert all(net.our_record(one)["code"] == "" for one in replies)
 
 
 # The model's history, and arrays as one vector.
 
 
 def arrays_of(value: float) -> ArrayRecord:
-    return record_of(torch.full((DIM,), value))
+    return net.record_of(torch.full((DIM,), value))
 
 
 def test_a_history_sends_totals_while_they_are_smaller() -> None:

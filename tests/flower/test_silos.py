@@ -24,22 +24,8 @@ from diffsketch.errors import ArgumentError
 from diffsketch.flower import FlowerPlan, SiloReply, SketchStrategy, sketch_mod
 from diffsketch.privacy import Account, Budget, ProvenClaim
 from diffsketch.silos import RecordGradients, Records
-from tests.flower.network import (
-    KEY,
-    MASKED,
-    RUN,
-    Caught,
-    Losses,
-    Network,
-    Node,
-    bytes_of,
-    copied_state,
-    fed_avg,
-    is_sum_reply,
-    our_record,
-    reasons,
-    reply_of,
-)
+from tests.flower import network as net
+from tests.flower.network import KEY, RUN, Caught, Network, Node
 
 FEATURES, CLASSES, SILOS = 6, 3, 4
 SETTINGS: dict[str, Any] = {
@@ -95,7 +81,7 @@ def run(
     **options: Any,
 ) -> tuple[SketchStrategy, Tensor]:  # fmt: skip
     """A run, and its weights."""
-    strategy = SketchStrategy(inner or fed_avg(), plan, **{"key": KEY, **options})
+    strategy = SketchStrategy(inner or net.fed_avg(), plan, **{"key": KEY, **options})
     arrays = strategy.start(network, FIRST, rounds).arrays
     parts = [torch.tensor(part).flatten() for part in arrays.to_numpy_ndarrays()]
     return strategy, torch.cat(parts or [torch.zeros(0)])
@@ -122,7 +108,7 @@ def clipped_step(records: Iterable[Records]) -> Tensor:
 
 def test_silos_learn_with_momentum_at_the_server(caplog: pytest.LogCaptureFixture) -> None:
     plan = FlowerPlan("gaussian", SETTINGS | {"noise_multiplier": 0.2}, SILOS, 3, **SECURE)
-    inner = fed_avg(FedAvgM, server_learning_rate=1.0, server_momentum=0.5)
+    inner = net.fed_avg(FedAvgM, server_learning_rate=1.0, server_momentum=0.5)
     with caplog.at_level(logging.INFO, "flwr.diffsketch"):
         strategy, weights = run(network_of(plan), 8, plan, inner)
     # Noise of 0.2 clips beside 80 records of at most one: 0.9 and more in 100 runs.
@@ -182,7 +168,7 @@ BEHAVIOURS: dict[str, Callable[[Message], Any]] = {
     "mixing": replying(records_of(1), mixing),
     "raises": failing,
     "nothing": lambda _: None,
-    "arrays": lambda message: reply_of(message, {"loss": 0.887}, FIRST),
+    "arrays": lambda message: net.reply_of(message, {"loss": 0.887}, FIRST),
 }
 
 
@@ -260,7 +246,7 @@ def test_persons_have_one_step_each() -> None:
 
 def test_too_few_silos_are_a_void_round_that_is_paid_for() -> None:
     network = network_of()
-    network.tamper = Losses({1000: MASKED, 1001: MASKED}, until=MASKED + 1)
+    network.tamper = net.Losses({1000: net.MASKED, 1001: net.MASKED}, until=net.MASKED + 1)
     strategy, weights = run(network, 2)
     first, second = strategy.reports
     assert "the round is void" in first.void
@@ -299,7 +285,7 @@ def test_the_budget_of_a_silo_and_of_the_server_stop_it() -> None:
     assert 1 < rounds < len(counted)
     hopeful, _ = run(network_of(budget=budget), rounds + 2)
     assert [report.void == "" for report in hopeful.reports] == [True] * rounds + [False] * 2
-    assert any("budget" in reason for reason in reasons(hopeful))
+    assert any("budget" in reason for reason in net.reasons(hopeful))
 
 
 def asked(strategy: SketchStrategy, network: Network) -> list[Message]:
@@ -313,18 +299,18 @@ def test_a_hostile_server_gets_one_message_a_round_and_pays_for_each(tmp_path: P
     node = Node(0, app_of(LOCAL, reply, **options), 1000)
     network = Network()
     network.nodes[1000] = node
-    strategy = SketchStrategy(fed_avg(), LOCAL, key=KEY)
+    strategy = SketchStrategy(net.fed_avg(), LOCAL, key=KEY)
     (request,) = asked(strategy, network)
 
     def ask() -> Any:
         (answer,) = network.send_and_receive([request])
-        return our_record(answer)
+        return net.our_record(answer)
 
-    empty = copied_state(node.context.state)
+    empty = net.copied_state(node.context.state)
     assert ask()["code"] == ""
     assert ask()["code"] == "answered"
     before = file.read_text()
-    kept = copied_state(node.context.state)
+    kept = net.copied_state(node.context.state)
     node.context = Context(RUN, 1000, node.context.node_config, kept, {})
     assert ask()["code"] == "answered"
     assert file.read_text() == before
@@ -342,11 +328,11 @@ def test_a_hostile_server_gets_one_message_a_round_and_pays_for_each(tmp_path: P
 
 def ask_anew(node: Node, network: Network) -> Any:
     """A server that begins a new series with the same silo."""
-    strategy = SketchStrategy(fed_avg(), LOCAL, key=KEY)
+    strategy = SketchStrategy(net.fed_avg(), LOCAL, key=KEY)
     requests = asked(strategy, network)
     (answer,) = network.send_and_receive(requests)
     assert node.node_id == answer.metadata.src_node_id
-    return our_record(answer)
+    return net.our_record(answer)
 
 
 def test_a_server_cannot_plan_less_than_a_silo() -> None:
@@ -355,7 +341,7 @@ def test_a_server_cannot_plan_less_than_a_silo() -> None:
     for plan in (lower, whole):
         strategy, _ = run(network_of(PLAN), 1, plan)
         assert strategy.reports[0].void
-        assert all("another one" in reason for reason in reasons(strategy))
+        assert all("another one" in reason for reason in net.reasons(strategy))
 
 
 def test_no_message_is_in_what_the_server_sees() -> None:
@@ -364,7 +350,7 @@ def test_no_message_is_in_what_the_server_sees() -> None:
     network = network_of()
     network.tamper = caught
     run(network, 1)
-    masked = [bytes_of(m) for m in caught if not is_sum_reply(m)]
+    masked = [net.bytes_of(m) for m in caught if not net.is_sum_reply(m)]
     assert len(masked) == SILOS
     assert len({data[-20:] for data in masked}) == SILOS
 
@@ -415,7 +401,7 @@ def test_bad_plans(text: str, make: Callable[[], Any]) -> None:
 def test_error_feedback_is_refused() -> None:
     plan = FlowerPlan("sketch-gaussian", {**LOCAL.settings, "rows": 1, "cols": 8})
     strategy, _ = run(network_of(plan, error_feedback=True), 1, plan)
-    assert any("error_feedback must be off for records" in text for text in reasons(strategy))
+    assert any("error_feedback must be off for records" in text for text in net.reasons(strategy))
 
 
 def test_without_the_mod_a_reply_is_empty() -> None:

@@ -25,27 +25,8 @@ from diffsketch.flower.records import SUM_RECORD, SumRequest, digest_of
 from diffsketch.privacy import Trust
 from diffsketch.secure_sum import KeyPair, OneShotClient, OneShotLeader
 from diffsketch.wire.formats import pack
-from tests.flower.network import (
-    BAD,
-    DIM,
-    FIRST,
-    KEY,
-    Caught,
-    Losses,
-    Network,
-    RestartingNetwork,
-    all_bytes,
-    bytes_of,
-    is_sum_reply,
-    of_bad,
-    our_record,
-    reasons,
-    replayed,
-    set_bytes,
-    started,
-    strategy_of,
-    towards,
-)
+from tests.flower import network as net
+from tests.flower.network import BAD, DIM, FIRST, KEY, Caught, Network
 from tests.flower.test_secure import PLAN as BY_ONE
 from tests.flower.test_secure import SETTINGS, plain
 from tests.secure_sum.helpers import identity
@@ -98,7 +79,7 @@ def run(
     network: Network, plan: FlowerPlan = PLAN, rounds: int = 1, **options: Any
 ) -> tuple[SketchStrategy, ArrayRecord]:
     options = {"aggregation": TwoAggregators(PUBLIC, patience=0.0), **options}
-    strategy = strategy_of(plan, **options)
+    strategy = net.strategy_of(plan, **options)
     return strategy, strategy.start(network, FIRST, rounds).arrays
 
 
@@ -109,7 +90,7 @@ def test_the_sum_is_the_plain_sum(plan: FlowerPlan, key: Any, files: dict[str, s
     strategy, arrays = run(network, plan, rounds=2, key=key)
     assert [report.present for report in strategy.reports] == [NODES] * 2
     assert [report.refused for report in strategy.reports] == [{}, {}]
-    assert digest_of(arrays or replayed(strategy.totals, plan)) == plain(rounds=2)
+    assert digest_of(arrays or net.replayed(strategy.totals, plan)) == plain(rounds=2)
     assert network.nodes[HELPER].seen == []  # the helper never trains, nor is asked to
     asked = [message for message in network.sent if message.metadata.dst_node_id == HELPER]
     assert len(asked) == 3  # who it is, and two sums
@@ -156,7 +137,7 @@ def test_whoever_is_silent_is_not_in_the_sum(
     silent: tuple[int, ...], files: dict[str, str]
 ) -> None:
     network = joined(files)
-    network.tamper = Losses(dict.fromkeys(silent, TRAIN))
+    network.tamper = net.Losses(dict.fromkeys(silent, TRAIN))
     strategy, arrays = run(network)
     (report,) = strategy.reports
     assert ({*report.present}, {*report.silent}) == ({*NODES} - {*silent}, {*silent})
@@ -167,19 +148,19 @@ def test_whoever_is_silent_is_not_in_the_sum(
 def test_too_few_make_a_void_round(files: dict[str, str]) -> None:
     """And nobody asks the helper, whose one answer stays for those who come."""
     network = joined(files)
-    network.tamper = Losses(dict.fromkeys((1000, 1001, 1002), TRAIN), until=TRAIN + 1)
+    network.tamper = net.Losses(dict.fromkeys((1000, 1001, 1002), TRAIN), until=TRAIN + 1)
     strategy, arrays = run(network, rounds=2)
     first, second = strategy.reports
     assert first.void == "2 messages, and 3 are needed"
     assert (second.void, second.present) == ("", NODES)
     assert [index for index, _ in strategy.totals] == [1]
-    assert digest_of(arrays) == digest_of(replayed(strategy.totals, PLAN))
+    assert digest_of(arrays) == digest_of(net.replayed(strategy.totals, PLAN))
     assert "over 2 rounds" in str(strategy.epsilon(1e-5))  # who was asked has paid
 
 
 def test_every_message_in_a_process_of_its_own(files: dict[str, str]) -> None:
     """The helper's too: nothing is in the nodes' states, and nothing is forgotten."""
-    network = joined(files, network=RestartingNetwork(forgets={HELPER: ASK}))
+    network = joined(files, network=net.RestartingNetwork(forgets={HELPER: ASK}))
     strategy, arrays = run(network, rounds=2)
     assert [report.void for report in strategy.reports] == ["", ""]
     assert digest_of(arrays) == plain(rounds=2)
@@ -273,11 +254,11 @@ def test_a_node_that_pretends_to_be_the_helper(replay: bool, files: dict[str, st
     network, said = joined(files), list[bytes]()
 
     def pretend(replies: list[Message]) -> list[Message]:
-        asked = {reply.metadata.src_node_id: reply for reply in replies if is_sum_reply(reply)}
+        asked = {reply.metadata.src_node_id: reply for reply in replies if net.is_sum_reply(reply)}
         if liar := asked.get(999):
-            set_bytes(liar, said[0] if said else PUBLIC)
+            net.set_bytes(liar, said[0] if said else PUBLIC)
         elif replay and HELPER in asked:
-            said.append(bytes_of(asked[HELPER]))
+            said.append(net.bytes_of(asked[HELPER]))
         return replies
 
     if replay:
@@ -318,13 +299,13 @@ def test_two_nodes_with_one_identity_are_one_client(files: dict[str, str]) -> No
 
 def test_messages_that_are_not_of_the_round_are_left_out(files: dict[str, str]) -> None:
     def shorten(reply: Message) -> None:
-        if not is_sum_reply(reply):
-            data = our_record(reply)["message"]
+        if not net.is_sum_reply(reply):
+            data = net.our_record(reply)["message"]
             assert isinstance(data, bytes)
-            our_record(reply)["message"] = data[:-1]
+            net.our_record(reply)["message"] = data[:-1]
 
     network = joined(files)
-    network.tamper = of_bad(shorten)
+    network.tamper = net.of_bad(shorten)
     strategy, arrays = run(network)
     assert "bytes, and" in strategy.reports[0].refused[BAD]
     assert digest_of(arrays) == plain(BAD)
@@ -358,14 +339,14 @@ def test_no_message_is_in_what_either_operator_sees(files: dict[str, str]) -> No
     network = joined(files)
     network.tamper = caught
     run(network)
-    seen, method = [all_bytes(one) for one in (*caught, *network.sent)], PLAN.build(DIM)
+    seen, method = [net.all_bytes(one) for one in (*caught, *network.sent)], PLAN.build(DIM)
     for number in range(5):
-        change = towards(number, torch.zeros(DIM), 1)
+        change = net.towards(number, torch.zeros(DIM), 1)
         cells = pack(method.encode(change, KEY.seed(0), Silent()).messages, method.message_format)
         assert not any(cells in data for data in seen)
     # The helper has no masked cells: 200 bytes for each client at most.
     asked = [one for one in network.sent if one.metadata.dst_node_id == HELPER]
-    assert len(all_bytes(asked[-1])) < 5 * 200 + 1500
+    assert len(net.all_bytes(asked[-1])) < 5 * 200 + 1500
 
 
 def test_clients_refuse_without_the_helpers_key_or_an_identity(
@@ -388,7 +369,7 @@ def test_clients_refuse_without_the_helpers_key_or_an_identity(
     network = joined(files)
     network.join(2, PLAN, key=KEY)
     strategy, arrays = run(network, aggregation=None)
-    assert reasons(strategy) == []
+    assert net.reasons(strategy) == []
     assert digest_of(arrays) == plain()
 
 
@@ -405,11 +386,11 @@ def test_clients_have_no_exchanges_with_a_server(files: dict[str, str]) -> None:
 def test_clients_refuse_a_round_whose_nonce_has_another_length(files: dict[str, str]) -> None:
     """Before they train and pay: the parameters of a sum would be refused after it."""
     network = joined(files)
-    strategy = strategy_of(PLAN, aggregation=TwoAggregators(PUBLIC))
+    strategy = net.strategy_of(PLAN, aggregation=TwoAggregators(PUBLIC))
     requests = list(strategy.configure_train(1, FIRST, ConfigRecord(), network))
     for request in requests:
-        our_record(request)["nonce"] = b"short"
-    replies = [our_record(reply) for reply in network.send_and_receive(requests)]
+        net.our_record(request)["nonce"] = b"short"
+    replies = [net.our_record(reply) for reply in network.send_and_receive(requests)]
     assert {reply["reason"] for reply in replies} == {
         "the round's nonce must have 16 to 64 bytes, not 5"
     }
@@ -423,14 +404,14 @@ def test_a_client_in_the_name_of_another_is_left_out_with_it(files: dict[str, st
     def renamed(replies: list[Message]) -> list[Message]:
         replies.sort(key=lambda reply: reply.metadata.src_node_id)
         for reply in replies[:1]:
-            if reply.metadata.src_node_id == 1000 and not is_sum_reply(reply):
+            if reply.metadata.src_node_id == 1000 and not net.is_sum_reply(reply):
                 params = PLAN.one_shot(
-                    PLAN.build(DIM).message_format, run=our_record(reply)["nonce"],
+                    PLAN.build(DIM).message_format, run=net.our_record(reply)["nonce"],
                     place=(0, KEY.seed(0).fingerprint), helper=PUBLIC,
                 )  # fmt: skip
                 other = OneShotClient(member_number(NAMES[2]), PUBLIC, identity=identity(0))
                 cells = torch.zeros(params.layout.shape, dtype=torch.int64)
-                set_bytes(reply, other.mask(cells, params))
+                net.set_bytes(reply, other.mask(cells, params))
         return replies
 
     network.tamper = renamed
@@ -464,12 +445,12 @@ def hash_of(index: int) -> bytes:
 def test_the_helper_does_not_train_for_a_server_that_asks_it(files: dict[str, str]) -> None:
     network = joined({})
     network.join(9, PLAN, node_id=HELPER, key=KEY, config=files)
-    strategy = strategy_of(PLAN, aggregation=TwoAggregators(PUBLIC))
+    strategy = net.strategy_of(PLAN, aggregation=TwoAggregators(PUBLIC))
     strategy.configure_train(1, FIRST, ConfigRecord(), network)
     requests = list(strategy.configure_train(2, FIRST, ConfigRecord(), network))
     requests[0].metadata.__dict__["_dst_node_id"] = HELPER
     (reply,) = network.send_and_receive(requests[:1])
-    assert our_record(reply)["code"] == "helper"
+    assert net.our_record(reply)["code"] == "helper"
     assert network.nodes[HELPER].seen == []
 
 
@@ -477,7 +458,7 @@ def test_servers_that_do_not_fit() -> None:
     with pytest.raises(ArgumentError, match="aggregation must have the helper's public key"):
         run(joined({}), aggregation=TwoAggregators())
     with pytest.raises(ArgumentError, match=r'aggregation must be .* TwoAggregators for "two"'):
-        strategy_of(BY_ONE, aggregation=TwoAggregators(PUBLIC))
+        net.strategy_of(BY_ONE, aggregation=TwoAggregators(PUBLIC))
 
 
 class InMemoryGrid(Network):
@@ -491,7 +472,7 @@ def test_a_simulation_has_a_helper_of_its_own() -> None:
     network = InMemoryGrid()
     for number in range(5):
         network.join(number, UNSIGNED)
-    strategy = started(UNSIGNED, network, rounds=2, key=None)
+    strategy = net.started(UNSIGNED, network, rounds=2, key=None)
     assert [report.present for report in strategy.reports] == [NODES] * 2
     assert strategy.totals
     # Nothing of it is left.
@@ -508,8 +489,8 @@ def test_bytes_of_a_client_do_not_depend_on_the_others(files: dict[str, str]) ->
             {} if plan.secure_sum else {"aggregation": None, "trusted_server": True}
         )
         run(network, plan, **trust)
-        up = [all_bytes(one) for one in caught if not is_sum_reply(one)]
-        down = [all_bytes(one) for one in network.sent if not is_sum_reply(one)]
+        up = [net.all_bytes(one) for one in caught if not net.is_sum_reply(one)]
+        down = [net.all_bytes(one) for one in network.sent if not net.is_sum_reply(one)]
         return len(up[-1]), len(down[-1])
 
     plainly: dict[str, Any] = {"aggregation": None, "trusted_server": True}

@@ -95,7 +95,7 @@ def default_threshold(count: int) -> int:
 
 @dataclass(frozen=True)
 class RoundParams(ABC):
-    """What the parameters of a round have in one server's sum and in that of two aggregators."""
+    """Parameters of a round that one server's sum and that of two aggregators have in common."""
 
     layout: MessageFormat
     _: KW_ONLY
