@@ -16,7 +16,6 @@ from tests.secure_sum.helpers import (
     identity,
     make_client,
     make_params,
-    plain_sum,
     restored,
     start,
 )
@@ -220,17 +219,6 @@ def test_every_round_has_new_keys() -> None:
     assert played.answer(1) != other.answer(1)
 
 
-@pytest.mark.parametrize("signed", [True, False])
-def test_a_new_process_for_every_message(signed: bool) -> None:
-    played = start(make_params(5, signed=signed))
-    silent = {2: Stage.SHARES, 5: Stage.MASKED}
-    while played.server.stage is not Stage.DONE:
-        played.clients = {index: restored(client) for index, client in played.clients.items()}
-        played.step(silent)
-    assert played.server.total().present == (1, 3, 4)
-    assert torch.equal(played.server.total().cells, plain_sum(played.inputs, (1, 3, 4)))
-
-
 def test_the_same_answers_after_a_restart() -> None:
     played = start(make_params(signed=True)).until(Stage.DONE)
     for client in played.clients.values():
@@ -279,16 +267,3 @@ def test_one_of_many_processes_passes_a_guard(tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         assert sum(pool.map(bound, range(64))) == 1
-
-
-def test_two_processes_from_the_same_state(tmp_path: Path) -> None:
-    """One is told that 4 is in the sum, the other that it dropped out."""
-    played = start(make_params()).until(Stage.UNMASK)
-    twin, guard = restored(played.clients[1]), ReplyGuard(tmp_path)
-    # Both answer: that is why one of the answers must not leave.
-    guard.bind(
-        played.answer(1, played.survivors()), Stage.UNMASK, index=1, context=played.params.context
-    )
-    other = twin.answer(played.survivors(4), lambda: played.inputs[1])
-    with pytest.raises(RefusedError, match="by another process: only one is"):
-        guard.bind(other, Stage.UNMASK, index=1, context=played.params.context)

@@ -29,7 +29,7 @@ from diffsketch.secure_sum import (
 )
 from diffsketch.secure_sum.messages import ENVELOPE_BYTES, MessageKind, pack_list, pack_message
 from diffsketch.wire import SERVER, DuplicateError, Message, MessageFormat, WireError
-from tests.secure_sum.helpers import LAYOUT, identity, plain_sum
+from tests.secure_sum.helpers import LAYOUT, flipped, identity, plain_sum
 from tests.secure_sum.test_secrecy import BITS, CELLS, are_uniform_together, is_uniform
 from tests.secure_sum.test_secrecy import LAYOUT as LONG
 
@@ -185,10 +185,10 @@ def test_no_sum_with_invented_clients(memory: Path) -> None:
         index: OneShotClient(index, params.helper, identity=identity(9)).mask(inputs[2], params)
         for index in (2, 3)
     }
-    leader = leader_of(params, real | strangers | fakes)
+    leader, again = (leader_of(params, real | strangers | fakes) for _ in range(2))
     with pytest.raises(RefusedError, match="1 clients are in the sum"):
         helper_of(memory).answer(leader.request(), params)
-    reasons = leader.take(helper_of(memory).answer(_unfinished(leader), params))
+    reasons = again.take(helper_of(memory).answer(again.request(last=False), params))
     assert reasons == {
         2: "its identity has not signed its channel key",
         3: "its identity has not signed its channel key",
@@ -201,15 +201,6 @@ def test_no_sum_with_invented_clients(memory: Path) -> None:
     leader = leader_of(params, messages_of(params, {1: inputs[1]} | known))
     leader.take(helper_of(memory, signed=False).answer(leader.request(), params))
     assert torch.equal(leader.total().cells, inputs[1])
-
-
-def _unfinished(leader: OneShotLeader) -> bytes:
-    """The leader's request as if it were not the last one."""
-    body = bytearray(leader.request()[ENVELOPE_BYTES:])
-    body[4] = 0
-    context = leader.params.context
-    leader._request = pack_message(MessageKind.SEEDS, bytes(body), sender=SERVER, context=context)
-    return leader._request
 
 
 ALTERED = "its seed was altered, or is not of this round, plan, client and helper"
@@ -258,15 +249,11 @@ def test_a_seed_of_another_client_or_with_any_byte_changed_is_left_out(memory: P
     fresh = [client_of(1, params).seal(bytes(32), params) for _ in range(2)]
     # The public key of the channel, its signature (until it is known), nonce, seed, tag.
     for place in range(params.seal_bytes):
-        changed = bytearray(fresh[0])
-        changed[place] ^= 1
-        reasons = refused(1, bytes(changed))
+        reasons = refused(1, flipped(fresh[0], place))
         assert reasons == {1: unsigned if place < 96 else ALTERED}, place
     assert refused(1, fresh[0][:96] + fresh[1][96:]) == {1: ALTERED}
     # Known by now, the channel needs no signature: whoever has no secret of it can still seal none.
-    known = bytearray(seals[1])
-    known[40] ^= 1
-    assert refused(1, seals[1]) == refused(1, bytes(known)) == {}
+    assert refused(1, seals[1]) == refused(1, flipped(seals[1], 40)) == {}
 
 
 def test_a_seed_counts_once(memory: Path) -> None:
@@ -278,14 +265,14 @@ def test_a_seed_counts_once(memory: Path) -> None:
     seal = {1: seal_of(messages[1], params)}
     leader._asked = {1: (leader._set.words, seal[1])}  # the words do not count either
     body = module._BATCH.pack(1, True) + leader._greeting + pack_list(seal)
-    leader._request = pack_message(MessageKind.SEEDS, body, sender=SERVER, context=params.context)
+    leader._request = pack_message(MessageKind.SEEDS, body, context=params.context)
     reasons = leader.take(helper.answer(leader._request, params))
     assert reasons == {1: "its seed is in the sum already"}
     assert torch.equal(leader.total().cells, plain_sum(inputs, tuple(MEMBERS)))
     # Twice in one request it is no list.
     twice = pack_list({1: seal[1]})
     body = module._BATCH.pack(0, True) + leader._greeting + b"\2\0\0\0" + twice[4:] * 2
-    data = pack_message(MessageKind.SEEDS, body, sender=SERVER, context=params.context)
+    data = pack_message(MessageKind.SEEDS, body, context=params.context)
     with pytest.raises(RefusedError, match="a repetition"):
         helper.answer(data, params)
 
@@ -409,13 +396,10 @@ def test_an_answer_of_anybody_else_is_refused(memory: Path) -> None:
     leader, again = leader_of(params, messages), leader_of(params, messages)
     answer = helper.answer(leader.request(), params)
     for place in (0, 20, ENVELOPE_BYTES, ENVELOPE_BYTES + 40, len(answer) - 1):
-        changed = bytearray(answer)
-        changed[place] ^= 1
         with pytest.raises(RefusedError):
-            leader.take(bytes(changed))
-    body = bytearray(answer[ENVELOPE_BYTES:])
-    body[-1] ^= 1  # with a checksum that fits
-    forged = pack_message(MessageKind.SEED_SUM, bytes(body), sender=SERVER, context=params.context)
+            leader.take(flipped(answer, place))
+    body = flipped(answer, len(answer) - 1)[ENVELOPE_BYTES:]  # with a checksum that fits
+    forged = pack_message(MessageKind.SEED_SUM, body, context=params.context)
     for replayed in (forged, helper.answer(again.request(), params)):  # to another leader's key
         with pytest.raises(RefusedError, match="the answer is not the helper's"):
             leader.take(replayed)
@@ -444,8 +428,7 @@ def test_a_helper_that_answers_what_none_should(memory: Path) -> None:
         tail = module._SET.pack(len(indices), module._digest(indices)) + bytes(15) + end
         body = batch + refused + tail
         tag = module._tag(leader._key, body, params)
-        context = params.context
-        return pack_message(MessageKind.SEED_SUM, tag + body, sender=SERVER, context=context)
+        return pack_message(MessageKind.SEED_SUM, tag + body, context=params.context)
 
     unknown = [b"\1"]
     other_form = "another form than those of helpers"
@@ -486,10 +469,9 @@ def test_requests_that_the_helper_refuses(memory: Path) -> None:
     params, helper = params_of(), helper_of(memory)
     leader = leader_of(params, messages_of(params))
     request = leader.request()
-    short = pack_message(MessageKind.SEEDS, b"", sender=SERVER, context=params.context)
-    by_client = pack_message(
-        MessageKind.SEEDS, request[ENVELOPE_BYTES:], sender=1, context=params.context
-    )
+    short = pack_message(MessageKind.SEEDS, b"", context=params.context)
+    body = request[ENVELOPE_BYTES:]
+    by_client = pack_message(MessageKind.SEEDS, body, sender=1, context=params.context)
     for data in (short, by_client):
         with pytest.raises(RefusedError, match="not a request of a leader"):
             helper.answer(data, params)
@@ -511,27 +493,21 @@ def test_requests_that_the_helper_refuses(memory: Path) -> None:
 
 
 def test_messages_that_the_leader_refuses() -> None:
-    params = params_of()
+    params, cells = params_of(), inputs_of()[1]
     messages = messages_of(params)
-    leader = leader_of(params, messages)
     with pytest.raises(DuplicateError, match="1 has sent a message in this round before"):
-        leader.collect(client_of(1, params).mask(inputs_of()[1], params))
-    leader = OneShotLeader(params)
-    with pytest.raises(RefusedError, match="2 has sent a message of 1"):
-        leader.collect(messages[1], sent_by=2)
-    with pytest.raises(RefusedError, match="are expected"):
-        leader.collect(messages[1][:-1])
-    changed = bytearray(messages[1])
-    changed[50] ^= 1
-    for data in (bytes(changed), client_of(1, params_of(round_index=6)).mask(
-        inputs_of()[1], params_of(round_index=6)
-    )):  # fmt: skip
-        with pytest.raises(WireError):
-            leader.collect(data)
-    with pytest.raises(RefusedError, match="has sent a message of"):
-        leader.collect(OneShotClient(SERVER, params.helper, identity=identity(1)).mask(
-            inputs_of()[1], params
-        ))  # fmt: skip
+        leader_of(params, messages).collect(client_of(1, params).mask(cells, params))
+    leader, later = OneShotLeader(params), params_of(round_index=6)
+    server = OneShotClient(SERVER, params.helper, identity=identity(1))
+    for data, sent_by, why in (
+        (messages[1], 2, "2 has sent a message of 1"),
+        (messages[1][:-1], None, "are expected"),
+        (flipped(messages[1], 50), None, "altered"),
+        (client_of(1, later).mask(cells, later), None, "of round 6"),
+        (server.mask(cells, params), None, "has sent a message of"),
+    ):
+        with pytest.raises(WireError, match=why):
+            leader.collect(data, sent_by=sent_by)
     with pytest.raises(ArgumentError, match="after the answer to the last request"):
         leader.total()
     assert leader.collect(messages[1]) == 1

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diffsketch import SketchKey
 from diffsketch.errors import ArgumentError
-from diffsketch.methods.client_noise import SketchSkellam
-from diffsketch.privacy.secure_noise import SecureNoise
 from diffsketch.secure_sum import RefusedError, SecureSumServer, Stage, VoidError
 from diffsketch.secure_sum.messages import MessageKind
 from diffsketch.secure_sum.primitives import PRIME
-from diffsketch.wire import DuplicateError, Inbox, Message, MessageFormat, WireError
+from diffsketch.wire import DuplicateError, Message, WireError
 from tests.secure_sum.helpers import (
     LAYOUT,
     STAGES,
-    LocalRound,
     flipped,
     make_client,
     make_params,
@@ -227,78 +221,3 @@ def test_members_of_another_agreement_are_not_understood() -> None:
     lower = make_client(1, make_params(4, threshold=3))
     with pytest.raises(RefusedError, match="another run, round or agreement"):
         lower.answer(server.requests()[1], lambda: torch.zeros(0))
-
-
-ABOUT: dict[str, Any] = {"round_index": 5, "fingerprint": bytes(range(8))}
-
-
-def group(number: int, silent: dict[int, Stage] | None = None) -> LocalRound:
-    """Four members a group, each with its own run: masks of groups have nothing in common."""
-    params = make_params(run=b"group %d of the tests" % number)
-    return start(params, seed=number).until(Stage.DONE, silent)
-
-
-def test_a_tree_of_group_sums_is_the_plain_sum() -> None:
-    """Sums of groups go on as messages. One member of the second drops out, the third is void."""
-    groups = {0: group(0), 1: group(1, {2: Stage.MASKED}), 3: group(3)}
-    with pytest.raises(VoidError):
-        group(2, dict.fromkeys((1, 2, 3), Stage.MASKED))
-    root = Inbox(LAYOUT, **ABOUT, sums=True, senders=(10, 11))
-    for number, below in ((10, (0, 1)), (11, (2, 3))):
-        inbox = Inbox(LAYOUT, **ABOUT, sums=True, senders=below)
-        for member in set(below) & groups.keys():
-            total = groups[member].server.total()
-            message = Message(
-                LAYOUT, total.cells, **ABOUT, sender=member, count=len(total.present)
-            ).to_bytes()
-            inbox.add(message)
-            with pytest.raises(DuplicateError):  # a group counts once
-                inbox.add(message)
-        root.add(inbox.total(sender=number).to_bytes())
-    plain = torch.zeros(LAYOUT.shape, dtype=torch.int64)
-    for played in groups.values():
-        plain += plain_sum(played.inputs, played.server.total().present)
-    assert root.count == 4 + 3 + 4
-    assert torch.equal(root.total().cells, plain & ((1 << LAYOUT.bits) - 1))
-    # The control: with the void group's inputs it would be another sum.
-    lost = plain_sum(start(make_params(), seed=2).inputs, (4,))
-    assert not torch.equal(root.total().cells, (plain + lost) & ((1 << LAYOUT.bits) - 1))
-
-
-COHORT, MIN_PRESENT, DIM = 6, 4, 200
-PLANNED = SketchSkellam(DIM, 3, 40, clip=1.0, noise_multiplier=2.0, cohort=MIN_PRESENT)
-METHOD = replace(PLANNED, cohort=COHORT, noise_multiplier=2.0 * math.sqrt(COHORT / MIN_PRESENT))
-SEED = SketchKey.from_integer(1).seed(0)
-
-
-def epsilon(method: SketchSkellam, present: int) -> float:
-    return method.claim_for(present, SEED).epsilon(delta=1e-5, rounds=1).value
-
-
-def skellam_round() -> LocalRound:
-    form: MessageFormat = METHOD.message_format
-    params = make_params(
-        COHORT, threshold=MIN_PRESENT, layout=form, fingerprint=SEED.fingerprint, signed=True
-    )
-    played, generator = start(params), torch.Generator().manual_seed(3)
-    for index in played.inputs:
-        vector = torch.randn(DIM, generator=generator) / 20
-        played.inputs[index] = METHOD.encode(vector, SEED, SecureNoise()).messages
-    return played
-
-
-@pytest.mark.slow
-def test_skellam_noise_is_enough_for_those_present() -> None:
-    """Noise that is planned for `min_present` members is there after any dropouts within it."""
-    planned = epsilon(PLANNED, MIN_PRESENT)
-    assert epsilon(METHOD, MIN_PRESENT) == pytest.approx(planned)
-    assert epsilon(METHOD, MIN_PRESENT - 1) > planned > epsilon(METHOD, COHORT)
-    for silent in ({2: Stage.MASKED}, {1: Stage.KEYS, 6: Stage.MASKED}):
-        played = skellam_round().until(Stage.DONE, silent)
-        total = played.server.total()
-        assert len(total.present) == COHORT - len(silent)
-        assert epsilon(METHOD, len(total.present)) <= planned * (1 + 1e-9)
-        plain = torch.stack([played.inputs[index] for index in total.present]).sum(dim=0)
-        assert torch.equal(total.cells, METHOD.publish(plain, SecureNoise()))
-    with pytest.raises(VoidError, match="3 of 6 replied, and the threshold is 4"):
-        skellam_round().until(Stage.DONE, dict.fromkeys((1, 2, 3), Stage.MASKED))
