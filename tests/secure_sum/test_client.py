@@ -11,14 +11,7 @@ import torch
 from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.secure_sum import RefusedError, ReplyGuard, SecureSumClient, Stage
 from diffsketch.secure_sum.messages import MessageKind, Presence
-from tests.secure_sum.helpers import (
-    LocalRound,
-    identity,
-    make_client,
-    make_params,
-    restored,
-    start,
-)
+from tests.secure_sum.helpers import LocalRound, identity, make_client, make_params, restored, start
 
 
 def keys_of(played: LocalRound) -> dict[int, bytes]:
