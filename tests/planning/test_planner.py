@@ -47,6 +47,7 @@ from diffsketch.privacy.accounting.budget import Budget, BudgetExceeded
 from diffsketch.privacy.claim import Basis, ProvenClaim
 from diffsketch.sketch import SketchKey
 from diffsketch.training.sampling import PoissonDevices, ShuffledSampler
+from diffsketch.wire.sums import round_bytes
 from tests.app.commands import done, read
 from tests.helpers.library import LIBRARY
 
@@ -538,3 +539,19 @@ def test_code_counts_each_client_for_the_messages_that_came(came: int) -> None:
     if came < 20:  # negative control: the claim of the whole cohort would have let them go on
         accounts = Account(Budget(request.target_epsilon, request.delta))
         accounts.charge(planned_claim, rounds + 1)
+
+
+@pytest.mark.parametrize(
+    ("cohort", "how", "by"),
+    [(100, "one", "one server and the members"), (101, "two", "two aggregators that do not coll")],
+)
+def test_a_secure_sum_is_chosen_counted_both_ways_and_warned_of(
+    cohort: int, how: Any, by: str
+) -> None:
+    wanted = {"dim": 1000, "cohort": cohort, "rounds": 1, "trust": "distributed"}
+    answer = plan(PlanRequest(**{**BASE, **wanted}))
+    up, down = round_bytes(how, answer.best.method.message_format, cohort)
+    counted = f"Summed by {by}.*: each sends {up:,} bytes in a round.* receives {down:,} with the"
+    assert any(re.match(counted, note) for note in answer.notes)
+    # Keys and shares of a hundred members outweigh two vectors of 4,000 bytes; a seal does not.
+    assert any("Compression does not pay" in text for text in answer.warnings) == (how == "one")
