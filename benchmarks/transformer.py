@@ -2,7 +2,7 @@
 
     python -m benchmarks.transformer                             # small, on any machine
     python -m benchmarks.transformer --params 1M --workers 16 4 --jobs 12 --limit-s 500  # on a GPU
-    python -m benchmarks.transformer --params 1M --table         # the tables and the figure
+    python -m benchmarks.transformer --params 1M --workers 16 4 --table  # the tables, the figure
 
 A byte-level GPT learns Python (`benchmarks.gpt`), by workers that one process plays at once. Each
 row is a way to exchange gradients, in every step, or what 15 steps did to the weights (DiLoCo; an

@@ -167,6 +167,8 @@ def write_table(results: Sequence[Mapping[str, Any]], options: argparse.Namespac
     """Write a page of all tables, the short one in `docs/results.md`, and the figure."""
     params = options.params[0]
     settings = {workers: summaries(results, params, workers) for workers in options.workers}
+    if missing := [workers for workers, rows in settings.items() if not rows]:
+        raise SystemExit(f"{options.out} must have runs of {params} with {missing} workers")
     shown, tables = [BEGIN], []
     for number, (workers, rows) in enumerate(settings.items()):
         if number == 0:

@@ -1,11 +1,12 @@
 """How many bytes does a step really send? Counted on a loopback device of its own.
 
     python -m benchmarks.wire_bytes                    # as root: it needs `unshare -n`
-    python -m benchmarks.wire_bytes --ranks 2 4 --json wire_bytes.json
+    python -m benchmarks.wire_bytes --ranks 2 4 --width 2048 --json wire_bytes.json
 
-Processes over gloo in a network namespace train 1,049,600 parameters, and the device's counter is
-read before and after. That counts all: TCP's headers and acknowledgements as well. Beside it is
-what the library says, and how many times fewer bytes that is than plain DDP at the same ranks.
+Processes over gloo in a network namespace train one layer, 1,049,600 parameters if its width is
+1024, and the device's counter is read before and after. That counts all: TCP's headers and
+acknowledgements as well. Beside it is what the library says, and how many times fewer bytes that is
+than plain DDP at the same ranks.
 """
 
 from __future__ import annotations
@@ -58,12 +59,14 @@ def sent_bytes() -> int:
     return int(line.split(":")[1].split()[8])
 
 
-def train(rank: int, ranks: int, way: str, steps: int, port: int, results: Any) -> None:
+def train(
+    rank: int, ranks: int, way: str, steps: int, width: int, port: int, results: Any
+) -> None:  # fmt: skip
     """Train in one process; rank 0 reads the counter."""
     torch.set_num_threads(1)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     dist.init_process_group("gloo", rank=rank, world_size=ranks)
-    model: nn.Module = nn.Linear(1024, 1024)
+    model: nn.Module = nn.Linear(width, width)
     local, said = None, None
     if way == "local":
         local = LocalSteps(model, every=EVERY, compression=32, seed=7)
@@ -92,7 +95,7 @@ def train(rank: int, ranks: int, way: str, steps: int, port: int, results: Any) 
             dist.barrier()
             before = sent_bytes()
             dist.barrier()
-        model(torch.randn(2, 1024, generator=generator)).square().mean().backward()
+        model(torch.randn(2, width, generator=generator)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
         if local is not None:
@@ -105,11 +108,11 @@ def train(rank: int, ranks: int, way: str, steps: int, port: int, results: Any) 
     dist.destroy_process_group()
 
 
-def measure(ranks: int, way: str, port: int) -> dict[str, Any]:
+def measure(ranks: int, way: str, width: int, port: int) -> dict[str, Any]:
     """Train by one of the ways."""
     context = mp.get_context("fork")
     results, steps = context.SimpleQueue(), 10 * EVERY if way == "local" else 10
-    arguments = (ranks, way, steps, port, results)
+    arguments = (ranks, way, steps, width, port, results)
     processes = [context.Process(target=train, args=(rank, *arguments)) for rank in range(ranks)]
     for process in processes:
         process.start()
@@ -125,6 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8, 16])
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--width", type=int, default=1024, help="of the layer that is trained")
     parser.add_argument("--json", type=Path, help="where to write the results")
     options = parser.parse_args(arguments)
     if INSIDE not in os.environ:
@@ -137,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     runs: list[dict[str, Any]] = []
     for ranks in options.ranks:
         for way in options.ways:
-            runs.append(measure(ranks, way, 29700 + len(runs)))
+            runs.append(measure(ranks, way, options.width, 29700 + len(runs)))
             print(runs[-1], flush=True)
     dense = {run["ranks"]: run["sent"] for run in runs if run["way"] == "ddp"}
     lines = []

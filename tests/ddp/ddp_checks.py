@@ -81,11 +81,7 @@ def loss_of(model: nn.Module, rank: int, step: int, **options: Any) -> Tensor:
 
 
 def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
-    """Two groups of parameters, with rates of their own."""
-    matrices = [one for one in model.parameters() if one.dim() > 1]
-    vectors = [one for one in model.parameters() if one.dim() == 1]
-    groups: list[dict[str, Any]] = [{"params": matrices}, {"params": vectors, "lr": 0.2}]
-    return torch.optim.SGD(groups, lr=0.1, momentum=0.5)
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
 
 
 def weights_of(model: nn.Module) -> Tensor:
@@ -194,8 +190,8 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"accumulate": 3},
     ),
     "clipping": ({"ddp": {"bucket_cap_mb": SMALL}, "clip": 0.1}, {"clip": 0.1}),
-    "bfloat16": (
-        {"ddp": {"bucket_cap_mb": SMALL}, "dtype": torch.bfloat16}, {"dtype": torch.bfloat16},
+    "float16": (
+        {"ddp": {"bucket_cap_mb": SMALL}, "dtype": torch.float16}, {"dtype": torch.float16},
     ),
     "none": (
         {"ddp": {"bucket_cap_mb": SMALL},
@@ -211,11 +207,11 @@ def variant(name: str, rank: int) -> Tensor:
     trained_by_hook, expected = trained(rank, **ddp), by_hand(rank, **hand)
     weights: Tensor = trained_by_hook["weights"]
     buckets = trained_by_hook["buckets"]
-    rtol, atol = (0.0, 0.02) if name == "bfloat16" else (1e-5, 1e-6)
+    rtol, atol = (0.0, 0.02) if name == "float16" else (1e-5, 1e-6)
     torch.testing.assert_close(weights, expected, rtol=rtol, atol=atol)
     few = {"one bucket": 1, "guard": 0, "guard no_sync": 0}
     assert buckets == few[name] if name in few else buckets > 1
-    if name != "bfloat16":
+    if name != "float16":
         assert float((weights - weights_of(make_model())).norm()) > 0.01  # or nothing was compared
     if name in ("none", "buckets"):  # without compression it is plain DDP
         plain = trained(rank, hook=False)["weights"]
@@ -244,19 +240,16 @@ def resumed(rank: int) -> Tensor:
         half, state, optimizer = make()
         steps(half, optimizer, rank, range(3))
         kept = half.module.state_dict(), state.state_dict(), optimizer.state_dict()
-        for with_hook in (True, False):
+        for with_hook in (False, True):
             again, state, optimizer = make()
             again.module.load_state_dict(kept[0])
             optimizer.load_state_dict(kept[2])
             if with_hook:
                 state.load_state_dict(kept[1])
             steps(again, optimizer, rank, range(3, 6))
-            weights = weights_of(again)
-            assert torch.equal(weights, weights_of(whole)) == with_hook
-            assert torch.allclose(weights, weights_of(whole)) == with_hook
-            if with_hook:
-                assert str(state.epsilon(1e-5)) == str(all_steps.epsilon(1e-5))
-                assert "over 6 rounds (proven; client unit" in str(state.epsilon(1e-5))
+            assert torch.equal(weights_of(again), weights_of(whole)) == with_hook
+    assert str(state.epsilon(1e-5)) == str(all_steps.epsilon(1e-5))
+    assert "over 6 rounds (proven; client unit" in str(state.epsilon(1e-5))
     other = {**kept[1], "layout": "another"}
     assert_fails(lambda: state.load_state_dict(other), "a model with the same parameters")
     return weights_of(whole)
@@ -300,28 +293,15 @@ def of_rank_0(rank: int) -> None:
 
 def failing(rank: int) -> None:
     """Errors of one rank, which both raise, from `backward` or at the start."""
-
-    def wrapped() -> DistributedDataParallel:
-        return DistributedDataParallel(same_weights(make_model()), bucket_cap_mb=SMALL)
-
-    model = wrapped()
+    model = DistributedDataParallel(make_model(), bucket_cap_mb=SMALL)
     state = state_of(make_model() if rank == 1 else model)
     text = "MismatchError: a parameter of the shape"
     assert_voids(backward_of(model, state, rank), text, rank=rank)
-    model = wrapped()
+    model = DistributedDataParallel(make_model(), bucket_cap_mb=SMALL)
     state = state_of(model)
     state.mean._round_index = 3 * rank  # as no state can bring it about
     text = "rank 0 is in round 0, rank 1 is in round 3"
     assert_fails(backward_of(model, state, rank), text)
-    model = wrapped()
-    state = state_of(
-        model, method="sketch-gaussian", clip=1.0, noise_multiplier=1.0,
-        error_feedback=False, budget=Budget(1e-3, 1e-5),
-    )  # fmt: skip
-    text = "BudgetExceeded: 1 more round would bring epsilon to"
-    assert_fails(backward_of(model, state, rank), text)
-    text = "MismatchError: all ranks must have the same key"
-    assert_fails(lambda: state_of(make_model(), seed=rank), text)
     failed = "MismatchError: rank 1 failed to start, see the error there"
     text = "ArgumentError: compression must be in [1, " if rank else failed
     assert_fails(lambda: state_of(make_model(), compression=1e9 if rank == 1 else 4.0), text)
@@ -405,8 +385,6 @@ def not_finite(rank: int) -> list[Tensor]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-        gradients = [parameter.grad for parameter in model.parameters()]
-        assert all(bool(one.isnan().all()) for one in gradients if one is not None) == (step == 1)
         scaler.step(optimizer)
         scaler.update()
         assert scaler.get_scale() == scale
@@ -475,8 +453,3 @@ CHECKS: Checks = {
 
 def checks() -> Checks:
     return CHECKS
-
-
-def checks_without_bfloat16() -> Checks:
-    """For machines on which it would take the others with it."""
-    return {name: check for name, check in CHECKS.items() if name != "variant bfloat16"}

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -18,7 +19,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from diffsketch.ddp import GroupMean, StoreGroup, all_reduce_mean, sketch_state
-from diffsketch.methods import Uncompressed
+from diffsketch.ddp.agreement import RankReport, RankStatus
+from diffsketch.ddp.collectives import transport_of
+from diffsketch.methods import PlainSketch, Uncompressed
+from diffsketch.methods.gate import rounding_noise
+from diffsketch.privacy import CohortNoise, NoiseKey
 from diffsketch.sketch import SketchKey
 from tests.ddp.local_checks import (
     NONE,
@@ -293,9 +298,55 @@ def machines_in_a_store(mesh: DeviceMesh, store: Any, rank: int) -> Tensor:
     return whole(model)
 
 
+def summed_again(rank: int) -> None:
+    """A sum is rounded again without bias, each part in steps of its own, and its size is exact.
+
+    Roundings follow from a key, so that nothing fails by chance. Cells that stand out are cut by
+    grids of less than 4 bits, and left out here.
+    """
+    key, transport, rounds, sent = SketchKey.from_integer(1), transport_of(None), 200, list[int]()
+    exchange, gather = dist.all_to_all_single, dist.all_gather_single
+    vectors = torch.randn(4, 60, generator=torch.Generator().manual_seed(2))
+
+    def counted(collective: Any, copies: int) -> Any:
+        def call(out: Tensor, mine: Tensor, **options: Any) -> Any:
+            sent.append(copies * mine.nbytes)
+            return collective(out, mine, **options)
+
+        return call
+
+    for bits, cols in ((1, 64), (2, 37), (3, 38), (4, 37), (8, 3), (16, 39)):
+        method = PlainSketch(60, 1, cols, bits=bits, cohort=4).at_limit_of(vectors)
+        assert method.grid is not None
+        noise = CohortNoise(NoiseKey.from_integer(3), range(4), round_index=0)
+        messages = method.encode(vectors, key.seed(0), noise).messages
+        sent.clear()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(dist, "all_to_all_single", counted(exchange, 1))
+            patch.setattr(dist, "all_gather_single", counted(gather, 4))
+            mean = torch.zeros(messages.shape[1])
+            for index in range(rounds):
+                report = RankReport.of(index, 0, RankStatus.FINE)
+                draws = rounding_noise(key, worker=4 + rank, round_index=index)
+                total, _ = transport.send(
+                    messages[rank], report, method=method, seed=key.seed(0), noise=draws
+                )()
+                mean += total / rounds
+        assert sum(sent) * 3 / 4 == rounds * transport.round_bytes(method).sent
+        exact = messages.long().sum(0)
+        assert torch.equal(mean[cols:].round(), exact[cols:].float())
+        # In steps of the messages; those of cells below 4 bits are half a step up.
+        values = exact[:cols] + (2 if bits < 4 else 0)
+        largest = float(values.abs().max())
+        inside = values.abs() <= (largest if bits >= 4 else 0.3 * largest)
+        step = largest / max(2 ** (bits - 1) - 1, 0.5)
+        assert inside.any()
+        assert (mean[:cols] - exact[:cols])[inside].abs().max() < 0.2 * step  # some 5 deviations
+
+
 MESHED = (machines, machines_not_finite, machines_refused, gradients)
 STORED = (punctual, late, returning, store_refused)
-NAMES = [check.__name__ for check in (*MESHED, *STORED, machines_in_a_store)]
+NAMES = [check.__name__ for check in (*MESHED, *STORED, machines_in_a_store, summed_again)]
 
 
 def four_checks() -> Checks:
@@ -308,5 +359,6 @@ def four_checks() -> Checks:
     return {
         **{check.__name__: partial(check, mesh) for check in MESHED},
         **{check.__name__: partial(with_store, check) for check in STORED},
+        "summed_again": summed_again,
         "machines_in_a_store": partial(with_store, partial(machines_in_a_store, mesh)),
     }

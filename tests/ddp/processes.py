@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 import traceback
@@ -29,15 +26,6 @@ from torch import Tensor
 WORLD = 2
 WAIT = timedelta(seconds=30)  # a collective that takes longer is a hang, and fails
 LONGEST = 300.0  # seconds, for all checks together
-
-# Layers of several shapes, trained with nothing but PyTorch.
-BFLOAT16 = """
-import torch
-torch.set_num_threads(1)
-for rows, width in ((16, 32), (8, 6), (8, 30), (8, 20)):
-    layer = torch.nn.Linear(width, 32).bfloat16()
-    layer(torch.ones(rows, width, dtype=torch.bfloat16)).float().sum().backward()
-"""
 
 Check: TypeAlias = Callable[[int], Any]
 Checks: TypeAlias = Mapping[str, Check]
@@ -112,35 +100,24 @@ def assert_voids(
     assert_fails(call, text if rank == by else void)
 
 
-def bfloat16_flaw(script: str = BFLOAT16) -> str:
-    """Why bfloat16 cannot be tested here; empty if it can. Tried in a process of its own.
-
-    Virtual machines that advertise AMX without having it kill PyTorch with SIGILL. Nothing else is
-    a reason: any other failure of the script raises.
-    """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)  # noqa: S603
-    if done.returncode == -signal.SIGILL:
-        return "PyTorch itself dies with SIGILL on layers of type bfloat16, on this machine"
-    done.check_returncode()
-    return ""
-
-
 @contextmanager
-def logged() -> Iterator[list[str]]:
-    """Texts that this rank's log gets, with the errors that it names."""
-    texts: list[str] = []
+def logged(level: int = logging.WARNING) -> Iterator[list[str]]:
+    """Texts that this rank's log gets from a level on, with the errors that it names."""
+    texts, logger = list[str](), logging.getLogger("diffsketch.ddp")
 
     class Log(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             error = f": {record.exc_info[1]}" if record.exc_info else ""
             texts.append(record.getMessage() + error)
 
-    handler = Log()
-    logging.getLogger("diffsketch.ddp").addHandler(handler)
+    handler, before = Log(), logger.level
+    logger.addHandler(handler)
+    logger.setLevel(level)
     try:
         yield texts
     finally:
-        logging.getLogger("diffsketch.ddp").removeHandler(handler)
+        logger.removeHandler(handler)
+        logger.setLevel(before)
 
 
 def error_of(call: Callable[[], Any]) -> str:

@@ -2,42 +2,27 @@
 
 from __future__ import annotations
 
-import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from diffsketch.methods import PlainSketch
 from diffsketch.sketch import SketchKey
-from tests.ddp.ddp_checks import CHECKS, checks, checks_without_bfloat16, make_model, state_of
-from tests.ddp.processes import Results, bfloat16_flaw, check_outcomes, run_checks
+from tests.ddp.ddp_checks import CHECKS, checks, make_model, state_of
+from tests.ddp.processes import Results, alone, check_outcomes, run_checks
 
 pytestmark = pytest.mark.slow  # processes are started
 
 
 @pytest.fixture(scope="module")
-def flaw() -> str:
-    return bfloat16_flaw()
-
-
-@pytest.fixture(scope="module")
-def results(flaw: str) -> Results:
-    return run_checks(checks_without_bfloat16 if flaw else checks)
+def results() -> Results:
+    return run_checks(checks)
 
 
 @pytest.mark.parametrize("name", CHECKS)
-def test_two_ranks(name: str, results: Results, flaw: str) -> None:
-    if flaw and name == "variant bfloat16":
-        pytest.skip(flaw)
+def test_two_ranks(name: str, results: Results) -> None:
     check_outcomes(results[name])
-
-
-def test_only_an_illegal_instruction_excuses_bfloat16() -> None:
-    assert bfloat16_flaw("import os, signal; os.kill(os.getpid(), signal.SIGILL)")
-    assert not bfloat16_flaw("")
-    for script in ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "1 / 0"):
-        with pytest.raises(subprocess.CalledProcessError):
-            bfloat16_flaw(script)
 
 
 @pytest.mark.parametrize(
@@ -51,6 +36,8 @@ def test_only_an_illegal_instruction_excuses_bfloat16() -> None:
         ({"method": PlainSketch(5, 1, 2)}, "settings must not be given with a method"),
     ],
 )
-def test_settings_that_do_not_go_together(options: dict[str, Any], text: str) -> None:
-    with pytest.raises(ValueError, match=text):
+def test_settings_that_do_not_go_together(
+    options: dict[str, Any], text: str, tmp_path: Path
+) -> None:
+    with alone(tmp_path), pytest.raises(ValueError, match=text):
         state_of(make_model(), **options)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from diffsketch.ddp import (
@@ -165,25 +165,6 @@ def test_join_is_refused() -> None:
     model.register_comm_hook(state_for(model, **PROVEN), sketch_hook)
     with pytest.raises(ArgumentError, match="join tells all ranks"), model.join():
         step(model)
-
-
-def test_an_unused_parameter_would_be_seen() -> None:
-    """Why find_unused_parameters is refused: the gradient of what nobody used has no noise."""
-
-    class Choosing(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.often, self.rare = nn.Linear(4, 2), nn.Linear(4, 2)
-
-        def forward(self, inputs: Tensor) -> Tensor:
-            found: Tensor = self.often(inputs)
-            return found + self.rare(inputs) if bool((inputs > 1).any()) else found
-
-    for inputs, seen in ((torch.ones(8, 4), False), (2 * torch.ones(8, 4), True)):
-        model = DistributedDataParallel(Choosing(), find_unused_parameters=True)
-        model.register_comm_hook(state_for(model, **NOTHING), sketch_hook)
-        model(inputs).sum().backward()
-        assert (model.module.rare.weight.grad is not None) == seen
 
 
 class Complex(nn.Module):

@@ -8,10 +8,9 @@ message is taken where it leaves, in the collective, and there its round must be
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from diffsketch.ddp.collectives import GroupTransport
 from diffsketch.ddp.group import GroupMean
 from diffsketch.errors import MismatchError
 from diffsketch.methods import Method
-from diffsketch.methods.gate import private_mean, release_noise
 from diffsketch.privacy import CohortNoise, Noise, NoiseKey
 from diffsketch.privacy.accounting.account import Account
 from diffsketch.sketch import SketchKey
@@ -82,7 +80,7 @@ class Group(RuleBasedStateMachine):
         if self.vector is not None:
             cells, transport = self.method.message_format.cell_count, self.mean.transport
             assert isinstance(transport, GroupTransport)
-            _, packing = transport.sums(self.method, KEY.seed(0))
+            _, packing = transport.sums(self.method)
             message = payload[:cells].clone()
             if packing is not None:
                 message = packing.unpack(payload[: packing.words(cells)], cells)
@@ -173,51 +171,3 @@ def test_a_message_that_is_not_charged_is_found(
     with pytest.raises(AssertionError):
         machine.do_a_round(0)
     machine.patch.undo()
-
-
-def in_a_child(task: Callable[[], Tensor]) -> Tensor:
-    """What a forked copy of this process computes."""
-    read, write = os.pipe()
-    if os.fork() == 0:
-        try:
-            os.write(write, task().to(torch.float64).numpy().tobytes())
-        finally:
-            os._exit(0)
-    os.close(write)
-    with os.fdopen(read, "rb") as pipe:
-        data = pipe.read()
-    os.wait()
-    return torch.frombuffer(bytearray(data), dtype=torch.float64)
-
-
-@pytest.mark.parametrize("name", NOISED)
-def test_forks_have_noise_of_their_own(name: str) -> None:
-    """Two children and their parent, with a source that was made before the fork."""
-    torch.set_num_threads(1)  # threads of the parent are not there in a child
-    method, seed = noised(name, 1), KEY.seed(0)
-    claim = method.claim_for(1, seed)
-    before = release_noise(method, claim)
-
-    def message() -> Tensor:
-        noise = before if method.exact else release_noise(method, claim)
-        sent = method.encode(VECTORS[0], seed, noise).messages
-        return method.publish(sent, noise).reshape(-1)
-
-    releases = Releases(method)
-    for found in (in_a_child(message), in_a_child(message), message()):
-        kind = torch.int64 if method.exact else torch.float32
-        cells = found.reshape(method.message_format.shape).to(kind)
-        releases.add(cells, VECTORS[0], seed)
-    assert releases.shared() == 0
-
-
-@pytest.mark.parametrize("name", NOISED)
-def test_means_in_one_call_never_share_noise(name: str) -> None:
-    """The same arguments each time: nothing of one mean is in another."""
-    method = noised(name, 4)
-    means = [private_mean(VECTORS, method, key=KEY).mean for _ in range(5)]
-    for i, one in enumerate(means):
-        for other in means[:i]:
-            assert float((one == other).double().mean()) < 0.5
-    seeded = [private_mean(VECTORS, method, key=KEY, simulation_seed=3).mean for _ in range(2)]
-    assert torch.equal(*seeded)  # the control

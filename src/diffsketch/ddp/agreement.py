@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,10 +26,6 @@ LOGGER = logging.getLogger("diffsketch.ddp")
 CELLS_PER_RANK = 2
 # Largest magnitude of a control cell. Cells may be summed in float32, which is exact up to here.
 _PIECE = 1 << 24
-_SHARE_WORDS = 4  # words of 64 bits that each rank adds to a common key
-# Settings in a handshake, at most. Every rank sends this number of words: a rank that fails has
-# fewer settings to compare, and a gather of two sizes would hang.
-_MOST_SETTINGS = 15
 
 
 class SavedByState:
@@ -123,15 +118,9 @@ def device_of(group: dist.ProcessGroup | None, like: Tensor | None = None) -> to
     return torch.device(kinds[0])
 
 
-def begin_digest(text: str) -> hashlib.blake2b:
-    """Begin a digest with text that stays the same, for `digest_of`."""
-    return hashlib.blake2b(text.encode(), digest_size=8, person=b"ds-agreement")
-
-
-def digest_of(text: str, begun: hashlib.blake2b | None = None) -> int:
-    """Digest of a text, after the text of a digest that was `begun`: 63 bits, a positive int64."""
-    digest = begin_digest("") if begun is None else begun.copy()
-    digest.update(text.encode())
+def digest_of(text: str) -> int:
+    """Digest of a text: 63 bits, a positive int64."""
+    digest = hashlib.blake2b(text.encode(), digest_size=8, person=b"ds-agreement")
     return int.from_bytes(digest.digest(), "little") >> 1
 
 
@@ -169,11 +158,11 @@ def check_reports(reports: Reports, own: RankReport, *, rank: int) -> None:
     read = {number: report for number, report in reports.items() if report is not None}
     failed = [number for number, report in read.items() if report.status is RankStatus.FAILED]
     if failed:
-        raise MismatchError(f"{void} {_ranks(failed)} failed, see the error there")
+        raise MismatchError(f"{void} {name_ranks(failed)} failed, see the error there")
     if lost := [number for number, report in reports.items() if report is None]:
         raise MismatchError(
-            f"{void} {_ranks(lost)} cannot be understood; another collective may have been mixed "
-            "with the sum"
+            f"{void} {name_ranks(lost)} cannot be understood; another collective may have been "
+            "mixed with the sum"
         )
     if len({report.round_index for report in read.values()}) > 1:
         rounds = [f"rank {number} is in round {told.round_index}" for number, told in read.items()]
@@ -202,7 +191,7 @@ def check_settings(
 ) -> None:  # fmt: skip
     """Raise a `MismatchError` if a rank has failed, or has other `digests` than this rank's."""
     if failed:
-        raise MismatchError(f"{_ranks(failed)} failed to {doing}, see the error there")
+        raise MismatchError(f"{name_ranks(failed)} failed to {doing}, see the error there")
     for place, (name, value) in enumerate(settings.items()):
         expected = digests[rank][place]
         if others := [number for number, row in digests.items() if row[place] != expected]:
@@ -210,40 +199,6 @@ def check_settings(
                 f"all ranks must have the same {name}, but {_differ(others)} from rank {rank}, "
                 f"which has {value}"
             )
-
-
-def handshake(
-    group: dist.ProcessGroup | None, settings: Mapping[str, str], *, failure: Exception | None,
-    party: str, doing: str,
-) -> bytes:  # fmt: skip
-    """Compare settings with all processes of a group: one gather of a fixed size.
-
-    A process that is about to raise a `failure` takes part all the same, so that the others learn
-    of it at once: they raise a `MismatchError` that names what it was `doing`. So do all where
-    settings differ, or where two ranks have an account of the same `party`. Returns 32 bytes that
-    follow from random bytes of all ranks, the same everywhere.
-    """
-    words = [0 if failure is None else 1, digest_of(party), *map(digest_of, settings.values())]
-    words += [0] * (2 + _MOST_SETTINGS - len(words))
-    share = bytearray(secrets.token_bytes(8 * _SHARE_WORDS))
-    row = torch.cat([torch.tensor(words), torch.frombuffer(share, dtype=torch.int64)])
-    row = row.to(device_of(group))
-    gathered = [torch.empty_like(row) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(gathered, row, group=group)
-    if failure is not None:
-        raise failure
-    table = torch.stack(gathered).cpu()
-    check_settings(settings, dict(enumerate(table[:, 2:].tolist())), rank=dist.get_rank(group),
-                   failed=table[:, 0].nonzero().flatten().tolist(), doing=doing)  # fmt: skip
-    parties = table[:, 1].tolist()
-    if party and (alike := [r for r, name in enumerate(parties) if parties.count(name) > 1]):
-        raise MismatchError(
-            f"each rank must have an account of its own, but {_ranks(alike)} opened copies of the "
-            "same one: account_file is the path of one party's file"
-        )
-    common = hashlib.blake2b(digest_size=32, person=b"ds-common-key")
-    common.update(table[:, -_SHARE_WORDS:].contiguous().numpy().tobytes())
-    return common.digest()
 
 
 def raise_told(error: Exception, tell: Callable[[], object]) -> NoReturn:
@@ -310,17 +265,18 @@ class Transport(ABC):
         """Begin the second half of rounds that are under way; all ranks do, at the same point."""
 
     @abstractmethod
-    def round_bytes(self, method: Method, seed: HashSeed) -> Traffic:
+    def round_bytes(self, method: Method) -> Traffic:
         """Bytes that a rank sends and receives in a round."""
 
     @abstractmethod
-    def share(self, method: Method, seed: HashSeed) -> float:
+    def share(self, method: Method) -> float:
         """Share of the bytes of a mean in float32 that a round takes, either way."""
 
 
-def _ranks(numbers: Sequence[int]) -> str:
+def name_ranks(numbers: Sequence[int]) -> str:
+    """Name ranks in a sentence."""
     return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
 def _differ(numbers: Sequence[int]) -> str:
-    return f"{_ranks(numbers)} {'differs' if len(numbers) == 1 else 'differ'}"
+    return f"{name_ranks(numbers)} {'differs' if len(numbers) == 1 else 'differ'}"

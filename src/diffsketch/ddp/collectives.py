@@ -8,7 +8,9 @@ message has, and sends it to all. So both ways take the same bytes at any number
 
 from __future__ import annotations
 
+import hashlib
 import math
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -24,22 +26,28 @@ from diffsketch.ddp.agreement import (
     Reports,
     Traffic,
     Transport,
+    check_settings,
     control_cells,
     device_of,
-    handshake,
+    digest_of,
     is_started,
+    name_ranks,
     raise_told,
     read_reports,
 )
-from diffsketch.errors import ArgumentError
+from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.methods.base import Method
 from diffsketch.methods.plain import RoundedTables
-from diffsketch.privacy.claim import NoClaim, Trust
+from diffsketch.privacy.claim import Trust
 from diffsketch.privacy.simulated_noise import Noise
 from diffsketch.sketch.hashing import HashSeed
 from diffsketch.sketch.rounding import WORD_BITS, CellGrid, SumPacking
 
 _WORD = WORD_BITS // 8
+_SHARE_WORDS = 4  # words of 64 bits that each rank adds to a common key
+# Settings that ranks compare, at most. Every rank sends this number of words: a rank that fails has
+# fewer settings to compare, and a gather of two sizes would hang.
+_MOST_SETTINGS = 15
 
 
 @dataclass(frozen=True)
@@ -121,8 +129,31 @@ class GroupTransport(Transport):
         self, settings: Mapping[str, str], *, failure: Exception | None = None,
         doing: str = "start", party: str = "",
     ) -> str:  # fmt: skip
-        """Make a `handshake` of the group."""
-        return handshake(self.group, settings, failure=failure, party=party, doing=doing).hex()
+        """Compare settings by one gather of a fixed size.
+
+        A rank that is about to raise a `failure` takes part all the same, so that the others learn
+        of it at once. The name that is returned follows from random bytes of all ranks.
+        """
+        words = [0 if failure is None else 1, digest_of(party), *map(digest_of, settings.values())]
+        words += [0] * (2 + _MOST_SETTINGS - len(words))
+        share = bytearray(secrets.token_bytes(8 * _SHARE_WORDS))
+        row = torch.cat([torch.tensor(words), torch.frombuffer(share, dtype=torch.int64)])
+        row = row.to(device_of(self.group))
+        gathered = [torch.empty_like(row) for _ in range(self.world)]
+        dist.all_gather(gathered, row, group=self.group)
+        if failure is not None:
+            raise failure
+        table = torch.stack(gathered).cpu()
+        check_settings(settings, dict(enumerate(table[:, 2:].tolist())), rank=self.rank,
+                       failed=table[:, 0].nonzero().flatten().tolist(), doing=doing)  # fmt: skip
+        parties = table[:, 1].tolist()
+        if party and (alike := [r for r, name in enumerate(parties) if parties.count(name) > 1]):
+            raise MismatchError(
+                f"each rank must have an account of its own, but {name_ranks(alike)} opened copies "
+                "of the same one: account_file is the path of one party's file"
+            )
+        shares = table[:, -_SHARE_WORDS:].contiguous().numpy().tobytes()
+        return hashlib.blake2b(shares, digest_size=32, person=b"ds-common-key").hexdigest()
 
     def join(
         self, size: float | None, *, largest: bool, round_index: int, like: Tensor | None  # noqa: ARG002
@@ -147,29 +178,28 @@ class GroupTransport(Transport):
         assert method.grid is not None  # noqa: S101 (for the type checker)
         return Parts(method.grid, math.prod(method.encoder.shape), self.world)
 
-    def sums(self, method: Method, seed: HashSeed) -> tuple[torch.dtype, SumPacking | None]:
+    def sums(self, method: Method) -> tuple[torch.dtype, SumPacking | None]:
         """Type in which exact sums are made, and the packing of cells, if they have few bits."""
-        form = method.message_format
+        form, bits = method.message_format, method.sum_bits(self.world)
         if form.cells == "float32":
             return torch.float32, None
-        claim, bits = method.claim_for(self.world, seed), method.sum_bits(self.world)
         most = 32 if form.cells == "signed" else 31
         kind = torch.int32 if bits <= most else torch.int64
         # The noise of a trusted server is added at one rank, beyond what messages may hold.
-        bounded = isinstance(claim, NoClaim) or claim.scope.trust is Trust.LOCAL
-        if form.cells == "signed" and bounded and bits <= WORD_BITS // 2:
+        central = method.noise.whole and method.noise.trust is Trust.CENTRAL
+        if form.cells == "signed" and not central and bits <= WORD_BITS // 2:
             return kind, SumPacking(bits, form.limits[0], self.world)
         return kind, None
 
     def send(
-        self, message: Tensor, report: RankReport, *, method: Method, seed: HashSeed, noise: Noise
-    ) -> Callable[[], tuple[Tensor, Reports]]:
+        self, message: Tensor, report: RankReport, *, method: Method, seed: HashSeed, noise: Noise  # noqa: ARG002
+    ) -> Callable[[], tuple[Tensor, Reports]]:  # fmt: skip
         """Begin the round's first collective, after the second ones of all rounds before it."""
         self.advance()
         parts = self.parts(method)
         if parts is not None:
             return self._exchange(parts, message, report, noise)
-        return self._all_reduce(message, report, *self.sums(method, seed))
+        return self._all_reduce(message, report, *self.sums(method))
 
     def advance(self) -> None:
         """Begin the second collective of rounds, in their order, when the first one is done.
@@ -248,21 +278,21 @@ class GroupTransport(Transport):
 
         return wait
 
-    def round_bytes(self, method: Method, seed: HashSeed) -> Traffic:
+    def round_bytes(self, method: Method) -> Traffic:
         """Bytes that a rank sends, and receives: without its own part, which stays where it is."""
-        each = self._payload(method, seed) * (self.world - 1) / self.world
+        each = self._payload(method) * (self.world - 1) / self.world
         return Traffic(each, each)
 
-    def share(self, method: Method, seed: HashSeed) -> float:
+    def share(self, method: Method) -> float:
         """Share of what a ring sends for a mean in float32: nearly each number twice."""
-        return self._payload(method, seed) / (8 * method.dim)
+        return self._payload(method) / (8 * method.dim)
 
-    def _payload(self, method: Method, seed: HashSeed) -> int:
+    def _payload(self, method: Method) -> int:
         """Bytes of a round, both ways, of a rank that also sends to itself."""
         parts = self.parts(method)
         if parts is not None:
             return parts.bytes * self.world
-        (kind, packing), cells = self.sums(method, seed), method.total_format.cell_count
+        (kind, packing), cells = self.sums(method), method.total_format.cell_count
         words = cells if packing is None else packing.words(cells)
         return 2 * (words + CELLS_PER_RANK * self.world) * kind.itemsize
 

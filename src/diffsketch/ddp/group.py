@@ -22,14 +22,13 @@ from diffsketch.ddp.agreement import (
     SavedByState,
     Traffic,
     Transport,
-    begin_digest,
     check_reports,
     check_state,
     device_of,
     digest_of,
     raise_told,
 )
-from diffsketch.ddp.collectives import GroupTransport, transport_of
+from diffsketch.ddp.collectives import transport_of
 from diffsketch.ddp.weights import check_disjoint, local_part, sharded_kinds
 from diffsketch.errors import ArgumentError, MismatchError, check
 from diffsketch.methods.base import Method, check_out
@@ -153,6 +152,7 @@ class GroupMean(SavedByState):
         saturated: Number of cells of this rank's last message that were beyond the limit of cells
             with few bits; None for other methods.
         present: Whether this rank's vector was in the last mean: always, in a process group.
+        group: The process group; None for that of all processes, and where ranks meet in a store.
 
     Raises:
         ArgumentError: Options do not go together.
@@ -165,9 +165,10 @@ class GroupMean(SavedByState):
         immediate: float | None = None, budget: Budget | None = None, trusted_group: bool = False,
         scaler: Scaler | None = None, account_file: str | Path | None = None,
     ) -> None:  # fmt: skip
-        self.method, self.trusted_group = method, trusted_group
+        self.method = method
         self.transport = transport_of(group)
         self.rank, self.world = self.transport.rank, self.transport.world
+        self.group: dist.ProcessGroup | None = getattr(self.transport, "group", None)
         self._first = method  # the method of the first round: a clip may move
         self._key, self._round_index = key, 0
         self._feedback: ErrorFeedback | None = None
@@ -199,13 +200,12 @@ class GroupMean(SavedByState):
             if error_feedback:
                 self._feedback = ErrorFeedback(method, planned, immediate=immediate)
             self._limit_agreed = not self._wants_limit
-            # Of all that ranks compare in a round, the method's text is formatted and hashed once.
-            self._begun = begin_digest(f"{_PROTOCOL} {method} ")
+            self._text = str(method)  # compared in every round, and formatted once
             feedback = self._feedback
             memory = "False" if feedback is None else f"immediate={feedback.immediate!r}"
             compared = {
                 "protocol": str(_PROTOCOL),
-                "method": str(method),
+                "method": self._text,
                 "key": f"one with the fingerprint {key.seed(0).fingerprint.hex()}",
                 "error_feedback": memory,
                 "budget": str(budget),
@@ -213,11 +213,6 @@ class GroupMean(SavedByState):
                 "scaler": "None" if scaler is None else "one",
             }
         self._account.begin_series(self.agree(compared, failure=caught.error))
-
-    @property
-    def group(self) -> dist.ProcessGroup | None:
-        """The process group; None for that of all processes, and where ranks meet in a store."""
-        return self.transport.group if isinstance(self.transport, GroupTransport) else None
 
     @property
     def round_index(self) -> int:
@@ -238,14 +233,10 @@ class GroupMean(SavedByState):
     def _next_claim(self) -> Claim:
         return self.method.claim_for(self.world, self._key.seed(self._round_index))
 
-    def _sum_noise(self, index: int) -> Noise:
-        """Make the roundings of a round's sum at this rank: other ones than of its message."""
-        return rounding_noise(self._key, worker=self.world + self.rank, round_index=index)
-
     @property
     def bytes_per_round(self) -> Traffic:
         """Bytes that this rank sends and receives in a round."""
-        return self.transport.round_bytes(self.method, self._key.seed(0))
+        return self.transport.round_bytes(self.method)
 
     def epsilon(self, delta: float) -> Epsilon:
         """Cost of all releases in this rank's account, with the basis of that number."""
@@ -280,30 +271,22 @@ class GroupMean(SavedByState):
         """
         index, feedback = self._round_index, self._feedback
         seed = self._key.seed(index)
-        fingerprint = seed.fingerprint.hex()
-        try:  # all that can fail at this rank alone, before ranks agree on a limit
+        try:  # all that can fail at this rank alone
             self._check_vectors(vector, out)
             claim = self.method.claim_for(self.world, seed)
             scale = self._next_scale(claim)
             unscaled = vector if scale == 1 else vector / scale
             mixed = unscaled if feedback is None else feedback.mixed(unscaled)
-        except Exception as error:
-            self.fail(error, layout=layout, like=vector if isinstance(vector, Tensor) else None)
-        # Outside of both: this is a collective, which a rank that fails takes part in as well.
-        self._agree_on_limit(unscaled)
-        try:
+            # A collective, which a rank that has failed before takes part in as well (`fail`).
+            self._agree_on_limit(unscaled)
             message, finite = self._released(mixed, seed, claim)
         except Exception as error:
-            self.fail(error, layout=layout, like=vector)
-        self._round_index = index + 1  # whatever happens now, these hashes are used
+            self.fail(error, layout=layout, like=vector if isinstance(vector, Tensor) else None)
         # Under a proof, the status would tell about the data.
         status_told = not (finite or claim.noise_is_proven)
         status = RankStatus.NOT_FINITE if status_told else RankStatus.FINE
-        compared = f"{self.method.round_clip!r} {fingerprint} {scale!r} {layout}"
-        report = RankReport.of(index, digest_of(compared, self._begun), status)
-        wait = self.transport.send(
-            message, report, method=self.method, seed=seed, noise=self._sum_noise(index)
-        )
+        self._round_index = index + 1  # whatever happens now, these hashes are used
+        report, wait = self._send(message, index, seed, status, layout, scale)
 
         def finish() -> Tensor:
             total, reports = wait()
@@ -322,6 +305,19 @@ class GroupMean(SavedByState):
             return mean if scale == 1 else mean.mul_(scale)
 
         return finish
+
+    def _send(
+        self, message: Tensor, index: int, seed: HashSeed, status: RankStatus, layout: str,
+        scale: float = 1.0,
+    ) -> tuple[RankReport, Callable[[], tuple[Tensor, Reports]]]:  # fmt: skip
+        """Send a round's message, and a report of all that ranks compare."""
+        clip, fingerprint = self.method.round_clip, seed.fingerprint.hex()
+        compared = f"{_PROTOCOL} {self._text} {clip!r} {fingerprint} {scale!r} {layout}"
+        report = RankReport.of(index, digest_of(compared), status)
+        # Roundings of the sum at this rank: other ones than those of any rank's message.
+        noise = rounding_noise(self._key, worker=self.world + self.rank, round_index=index)
+        send = self.transport.send
+        return report, send(message, report, method=self.method, seed=seed, noise=noise)
 
     def _decoded(
         self, total: Tensor, seed: HashSeed, *, count: int, out: Tensor | None = None
@@ -355,13 +351,9 @@ class GroupMean(SavedByState):
         """Take part with zeros; if others did send, the round is used up."""
         index, like = self._round_index, self._like if like is None else like
         self._agree_on_limit(None, like=like)
-        seed = self._key.seed(index)
-        compared = f"{self.method.round_clip!r} {seed.fingerprint.hex()} {1.0!r} {layout}"
-        report = RankReport.of(index, digest_of(compared, self._begun), status)
         zeros = self._zeros(device_of(self.group, like))
-        _, reports = self.transport.send(
-            zeros, report, method=self.method, seed=seed, noise=self._sum_noise(index)
-        )()
+        report, wait = self._send(zeros, index, self._key.seed(index), status, layout)
+        _, reports = wait()
         if any(told is None or told.status is not status for told in reports.values()):
             self._round_index = index + 1
         return report, reports
@@ -561,12 +553,9 @@ class GroupMean(SavedByState):
 
 
 def all_reduce_mean(
-    tensors: Sequence[Tensor],
-    mean: GroupMean | Method,
-    *,
-    group: dist.ProcessGroup | None = None,
-    trusted_group: bool = False,
-) -> None:
+    tensors: Sequence[Tensor], mean: GroupMean | Method, *,
+    group: dist.ProcessGroup | None = None, trusted_group: bool = False,
+) -> None:  # fmt: skip
     """Replace tensors by their means over all ranks, in place: one round, without DDP.
 
     Args:

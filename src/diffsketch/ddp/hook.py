@@ -21,8 +21,6 @@ from diffsketch.ddp.agreement import (
     SavedByState,
     Traffic,
     Transport,
-    digest_of,
-    is_started,
 )
 from diffsketch.ddp.collectives import fail_together, transport_of
 from diffsketch.ddp.group import GroupMean, Scaler, all_reduce_mean
@@ -41,7 +39,6 @@ Module = TypeVar("Module", bound=nn.Module)
 _NAMED = 3  # parameters that an error lists
 
 _SHORT = 1.05  # times: by so much a compression may be missed before there is a warning
-_ANY = SketchKey.from_integer(0).seed(0)  # hashes, where none matter
 
 _USED = "all ranks learn, exactly, which parameters a rank's data has used"
 _USE_ALL = "leave it off, and use every parameter in every step (add 0 times those left over)"
@@ -217,8 +214,7 @@ class HookState(SavedByState):
         dim = self.mean.method.dim
         if end != dim:
             raise MismatchError(f"the method must have dim={end}, as the model has, got dim={dim}")
-        shapes = [f"{name} {tuple(p.shape)} {p.dtype}" for name, p in self._parameters.items()]
-        self._layout = f"{digest_of(chr(10).join(shapes)):016x}"
+        self._layout = named_digest(self._parameters, values=False)
         self._claims = not isinstance(self.claim, NoClaim)
         if self._claims:
             check_wrapping(model, self.mean.method.name)
@@ -456,8 +452,7 @@ def sketch_state(
     with Caught() as caught:
         check_averaged(model)
         secret, dim = key_from(seed, key), sum(p.numel() for p in trained(model).values())
-        to = transport_of(group) if is_started() else None  # or the mean will say so
-        chosen = method_from(method, settings, compression, dim=dim, to=to)
+        chosen = method_from(method, settings, compression, dim=dim, to=transport_of(group))
     if caught.error is not None:
         fail_together(group, caught.error)
     mean = GroupMean(
@@ -467,7 +462,7 @@ def sketch_state(
     state, sent = HookState(model, mean), mean.bytes_per_round
     LOGGER.info(
         "a step sends %.0f bytes and receives %.0f: %.3g times less than gradients in float32",
-        *sent, 1 / mean.transport.share(chosen, _ANY),
+        *sent, 1 / mean.transport.share(chosen),
     )  # fmt: skip
     return state
 
@@ -484,7 +479,7 @@ def key_from(seed: int | None, key: SketchKey | None) -> SketchKey:
 
 def method_from(
     method: str | Method, settings: dict[str, object], compression: float | None, *, dim: int,
-    to: Transport | None,
+    to: Transport,
 ) -> Method:  # fmt: skip
     """Return a method as it is, or build it from its name, its settings and a compression.
 
@@ -496,12 +491,9 @@ def method_from(
             raise ArgumentError("settings must not be given with a method that has its own")
         return method
     if compression is None:
-        cohort = 1 if to is None else to.world
-        return build_method(method, dim=dim, cohort=cohort, settings=settings)
+        return build_method(method, dim=dim, cohort=to.world, settings=settings)
     chosen = compressed(method, settings, compression, dim=dim, to=to)
-    if to is None:  # no group, which the mean will say
-        return chosen
-    if (reached := 1 / to.share(chosen, _ANY)) < compression / _SHORT:
+    if (reached := 1 / to.share(chosen)) < compression / _SHORT:
         warnings.warn(
             f"compression={compression:g} leaves too few of {4 * dim:,} bytes for cells beside "
             f"what {to.world} ranks send for control: it is {reached:.0f}x, with one cell or more "
@@ -512,7 +504,7 @@ def method_from(
 
 
 def compressed(
-    name: str, settings: dict[str, object], compression: float, *, dim: int, to: Transport | None
+    name: str, settings: dict[str, object], compression: float, *, dim: int, to: Transport
 ) -> Method:
     """Build the method with the most columns with which a round has that share of the bytes.
 
@@ -529,15 +521,13 @@ def compressed(
         settings["bits"] = next((bits for bits in (4, 8, 16) if compression >= 32 / bits), 32)
 
     def sized(cols: int) -> Method:
-        cohort = 1 if to is None else to.world
-        return build_method(name, dim=dim, cohort=cohort, settings={**settings, "cols": cols})
+        return build_method(name, dim=dim, cohort=to.world, settings={**settings, "cols": cols})
 
+    # By bisection: what a cell costs depends on all of them. A single column is always allowed.
     fits, over = 1, dim + 1
-    while (
-        to is not None and over - fits > 1
-    ):  # by bisection: what a cell costs depends on all of them
+    while over - fits > 1:
         middle = (fits + over) // 2
-        if to.share(sized(middle), _ANY) * compression <= 1:
+        if to.share(sized(middle)) * compression <= 1:
             fits = middle
         else:
             over = middle

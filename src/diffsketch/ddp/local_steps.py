@@ -52,13 +52,19 @@ from diffsketch.methods.gate import NonFiniteUpdate
 from diffsketch.privacy.accounting.budget import Budget
 from diffsketch.privacy.claim import Claim, Epsilon, NoClaim
 from diffsketch.sketch.count_sketch import is_finite
-from diffsketch.sketch.hashing import SketchKey
+from diffsketch.sketch.hashing import HashSeed, SketchKey
 
 COMPRESSION = 32.0
 """Compression of an exchange if neither it nor the sizes of a table are given."""
 
 # Status of an exchange that the ranks of a machine tell each other; the largest number counts.
 _NOTHING, _MEAN, _NOT_FINITE, _FAILED = range(4)
+_KEPT = "at", "level", "sent", "mean_change"  # of a fragment, in a state
+
+
+def copied(value: Any, device: torch.device | None = None) -> Any:
+    """Copy a tensor, to a device if one is given; other values are returned."""
+    return value.to(device, copy=True) if isinstance(value, Tensor) else value
 
 
 @dataclass(eq=False)
@@ -77,21 +83,14 @@ class _Fragment:
 
     def state_dict(self) -> dict[str, Any]:
         """State of the exchange, which must have been waited for."""
-        kept = {"at": self.at, "level": self.level, "sent": self.sent, "found": self.mean_change}
-        return {
-            name: value.clone() if isinstance(value, Tensor) else value
-            for name, value in kept.items()
-            if value is not None
-        }
+        kept = {name: getattr(self, name) for name in _KEPT}
+        return {name: copied(value) for name, value in kept.items() if value is not None}
 
     def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
         """Take over a state."""
-        self.at, self.level = state.get("at"), state.get("level")
         self.wait = self.failure = None
-        self.sent, self.mean_change = (
-            state[name].to(device, copy=True) if name in state else None
-            for name in ("sent", "found")
-        )
+        for name in _KEPT:
+            setattr(self, name, copied(state.get(name), device))
 
 
 class LocalSteps(SavedByState):
@@ -222,12 +221,14 @@ class LocalSteps(SavedByState):
             dims = [pieces[-1].places.stop for pieces in self._weights.pieces(fragments)]
             methods: list[Method] = []
             if self._sends:
-                compression = _compression_of(method, compression, settings)
+                needed = settings_of(method).keys() - settings if isinstance(method, str) else ()
+                if compression is None and "cols" in needed:
+                    compression = COMPRESSION
                 for dim in dims:  # here, so that warnings are about the user's line
                     methods.append(  # noqa: PERF401
                         method_from(method, settings, compression, dim=dim, to=transport)
                     )
-                self._check_exchange(model, methods, dims)
+                self._check_exchange(model, methods, dims, secret.seed(0))
         if self._inside and isinstance(transport, GroupTransport) and transport.rank >= 0:
             # All ranks find this without being told: no collective would go well.
             check_disjoint(transport.group, self._inside)
@@ -262,8 +263,7 @@ class LocalSteps(SavedByState):
             for index in range(fragments)
         ]  # fmt: skip
         if means:
-            anything = SketchKey.from_integer(0).seed(0)
-            shares = [transport.share(one.method, anything) * one.method.dim for one in means]
+            shares = [transport.share(part.method) * part.method.dim for part in means]
             LOGGER.info(
                 "a step sends %.0f bytes and receives %.0f: %.3g times less than gradients in "
                 "float32 in every step", *self.bytes_per_step, every * sum(dims) / sum(shares),
@@ -455,7 +455,7 @@ class LocalSteps(SavedByState):
         self._behind = self._loaded = True  # the others may be further: a store tells
 
     def _check_exchange(
-        self, model: nn.Module, methods: Sequence[Method], dims: Sequence[int]
+        self, model: nn.Module, methods: Sequence[Method], dims: Sequence[int], seed: HashSeed
     ) -> None:
         """Raise unless methods fit, this object alone averages over its group, and claims hold."""
         method, fragments = methods[0], len(methods)
@@ -472,7 +472,6 @@ class LocalSteps(SavedByState):
                 )
             check(fragments == 1, "fragments", "be 1 with a StoreGroup", fragments)
             check(self._delay == 0, "delay", "be 0 with a StoreGroup", self._delay)
-        seed = SketchKey.from_integer(0).seed(0)
         if isinstance(method.claim_for(method.most_messages or 1, seed), NoClaim):
             return
         what = f"the claim of method={method.name!r} is about one message of a silo in an exchange"
@@ -714,12 +713,3 @@ def _fragment_key(key: SketchKey, index: int) -> SketchKey:
     digest = hashlib.blake2b(index.to_bytes(8, "little"), key=key.secret, digest_size=32,
                              person=b"ds-fragment")  # fmt: skip
     return SketchKey(digest.digest())
-
-
-def _compression_of(
-    method: str | Method, compression: float | None, settings: Mapping[str, object]
-) -> float | None:
-    """Return `compression`, or the default where nothing else gives the number of columns."""
-    if compression is None and isinstance(method, str) and "cols" not in settings:
-        return COMPRESSION if "cols" in settings_of(method) else None
-    return compression

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from functools import partial
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from diffsketch.ddp.group import GroupMean
+from diffsketch.ddp.weights import named_digest, trained
 from diffsketch.errors import check
 from diffsketch.methods.base import Method
 from diffsketch.privacy.claim import Claim
@@ -51,15 +51,9 @@ class SiloSteps(GroupMean):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        records: Records,
-        method: Method,
-        *,
-        loss: Loss | None = None,
-        **options: Any,
-    ) -> None:
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, records: Records,
+        method: Method, *, loss: Loss | None = None, **options: Any,
+    ) -> None:  # fmt: skip
         plain = not isinstance(model, nn.parallel.DistributedDataParallel)
         check(plain, "model", "not be wrapped in DDP, which sums gradients without noise", model)
         record_method(method)
@@ -74,16 +68,13 @@ class SiloSteps(GroupMean):
             BudgetExceeded: The round would cost too much. Nothing was drawn or sent.
             MismatchError: Ranks disagree, or have different models. All ranks raise.
         """
-        trained = [p for p in self._model.parameters() if p.requires_grad]
-        digest = hashlib.blake2b(digest_size=16)
-        for parameter in trained:
-            digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        parameters = trained(self._model)
+        weights = list(parameters.values())
         # In the place of a vector, which is made of the records behind the gate.
-        place = trained[0].new_zeros(self.method.dim, dtype=torch.float32)
-        mean = self.mean(place, layout=digest.hexdigest())
-        for parameter, part in zip(
-            trained, torch.split(mean, [p.numel() for p in trained]), strict=True
-        ):
+        place = weights[0].new_zeros(self.method.dim, dtype=torch.float32)
+        mean = self.mean(place, layout=named_digest(parameters))
+        parts = torch.split(mean, [parameter.numel() for parameter in weights])
+        for parameter, part in zip(weights, parts, strict=True):
             parameter.grad = part.view_as(parameter).to(parameter.dtype)
         self._optimizer.step()
 

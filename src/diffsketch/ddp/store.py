@@ -225,16 +225,16 @@ class StoreGroup(Transport):
 
         return wait
 
-    def round_bytes(self, method: Method, seed: HashSeed) -> Traffic:  # noqa: ARG002
+    def round_bytes(self, method: Method) -> Traffic:
         """Bytes of the message that a rank leaves in the store, and of the sum that it reads.
 
         Whoever makes the sum reads all messages for it, and writes it.
         """
         return Traffic(method.wire_bytes, method.total_format.sum_bytes)
 
-    def share(self, method: Method, seed: HashSeed) -> float:
+    def share(self, method: Method) -> float:
         """Share of a vector in float32 that the longer of the two has: the sum."""
-        return max(self.round_bytes(method, seed)) / (4 * method.dim)
+        return max(self.round_bytes(method)) / (4 * method.dim)
 
     def decide(self, index: int) -> bool:
         """Wait until it is known who is present in a round; whether this rank has decided it."""

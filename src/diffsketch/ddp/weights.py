@@ -129,14 +129,18 @@ def bits_digest(tensors: Sequence[Tensor]) -> int:
     return total
 
 
-def named_digest(parameters: Mapping[str, nn.Parameter]) -> str:
-    """Text that tells apart parameters of which a name, a shape, a type or any bit differs."""
+def named_digest(parameters: Mapping[str, nn.Parameter], *, values: bool = True) -> str:
+    """Text that tells apart parameters of which a name, a shape, a type or any bit differs.
+
+    Without `values`, bits are left out: then it tells where each number of a vector belongs.
+    """
     lines = []
     for name, parameter in parameters.items():
         held: Any = parameter.detach()  # not `local_part`: frozen ones may be whole on all ranks
         local = held.to_local() if hasattr(held, "to_local") else held
-        shape = tuple(parameter.shape)
-        lines.append(f"{name} {shape} {parameter.dtype} {bits_digest([local]):x}")
+        shapes = f"{tuple(parameter.shape)} {tuple(local.shape)}"
+        bits = f" {bits_digest([local]):x}" if values else ""
+        lines.append(f"{name} {shapes} {parameter.dtype}{bits}")
     return f"{digest_of(chr(10).join(lines)):016x}"
 
 
@@ -218,11 +222,7 @@ class LocalWeights:
                 f"parameters must be on one device, got {sorted(map(str, devices))}"
             )
         self.device = parts[0].device
-        shapes = [
-            f"{name} {tuple(parameter.shape)} {tuple(part.shape)} {parameter.dtype}"
-            for (name, parameter), part in zip(self.parameters.items(), parts, strict=True)
-        ]
-        self.layout = f"{digest_of(chr(10).join(shapes)):016x}"
+        self.layout = named_digest(self.parameters, values=False)
         self.frozen = named_digest(trained(model, trained=False))
 
     @property

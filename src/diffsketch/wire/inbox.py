@@ -158,17 +158,11 @@ class Inbox:
     """
 
     def __init__(
-        self,
-        expected: MessageFormat,
-        *,
-        round_index: int,
-        fingerprint: bytes,
-        senders: Iterable[int] | None = None,
-        total_format: MessageFormat | None = None,
-        sums: bool = False,
-        wraps: bool | None = None,
+        self, expected: MessageFormat, *, round_index: int, fingerprint: bytes,
+        senders: Iterable[int] | None = None, total_format: MessageFormat | None = None,
+        sums: bool = False, wraps: bool | None = None,
         check: Callable[[Message], None] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         total = total_format or expected
         for layout in (expected, total):
             check_header(layout, round_index, fingerprint)

@@ -204,15 +204,9 @@ class Message:
 
     @classmethod
     def from_agreed(
-        cls,
-        data: bytes | bytearray,
-        expected: MessageFormat,
-        *,
-        round_index: int,
-        fingerprint: bytes,
-        sender: int,
-        most: int = MAX_COUNT,
-    ) -> Message:
+        cls, data: bytes | bytearray, expected: MessageFormat, *, round_index: int,
+        fingerprint: bytes, sender: int, most: int = MAX_COUNT,
+    ) -> Message:  # fmt: skip
         """Read what `to_bytes(agreed=True)` wrote, of a known sender in an agreed round.
 
         A sum says itself how many messages are in it: from 1 to `most`.
@@ -241,14 +235,9 @@ class Message:
 
     @classmethod
     def from_bytes(
-        cls,
-        data: bytes | bytearray,
-        expected: MessageFormat,
-        *,
-        round_index: int,
-        fingerprint: bytes,
-        count: int | None = None,
-    ) -> Message:
+        cls, data: bytes | bytearray, expected: MessageFormat, *, round_index: int,
+        fingerprint: bytes, count: int | None = None,
+    ) -> Message:  # fmt: skip
         """Read the message in bytes that somebody sent.
 
         The format, and so the length, must be the expected one before anything is allocated.
