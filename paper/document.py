@@ -12,13 +12,12 @@ from typing import Any
 
 from diffsketch.app.settings import RunConfig, Value, describe
 from diffsketch.files import prepare_output, replace_files
-from diffsketch.pages.charts import looks_of, picture
-from diffsketch.pages.exhibits import Cell, Page, Plot, Section, Table, VerdictEntry, all_exhibits
+from diffsketch.pages.charts import looks_of
+from diffsketch.pages.exhibits import Cell, Page, Plot, Section, Table, all_exhibits
 from diffsketch.training.defaults import TASK_DEFAULTS
 from paper import METHODS
 from paper.claims import (
     NOTHING,
-    Standing,
     Verdicts,
     figure_row,
     panels_note,
@@ -28,6 +27,8 @@ from paper.claims import (
 from paper.experiments import FORMAT, Experiment, Results
 from paper.figures import Fact, Figure, Rows, table, texts
 from paper.markdown import image_link, table_cell, table_markdown
+from paper.pictures import picture
+from paper.scoreboard import ClaimedPage, ClaimedSection, VerdictEntry, board_of
 
 _ROW = {
     "says": "the paper says",
@@ -59,7 +60,7 @@ def page_of(
     notice: str,
     versions: Mapping[str, str],
     names: Sequence[str],
-) -> Page:
+) -> ClaimedPage:
     """The page: a scoreboard of the claims, and a section for each experiment; theorems first.
 
     Guarantees (`paper/tests/test_document.py`): every claim is on it once.
@@ -72,7 +73,7 @@ def page_of(
     facts = {one.name: figure.facts for one, figure in figures}
     rest = {one: each for one, each in verdicts.items() if one.place not in facts}
     ordered = sorted(figures, key=lambda each: _order(each[0]))
-    sections = [
+    sections: list[Section] = [
         section_of(
             *each,
             row=figure_row(each[0].name, facts),
@@ -82,9 +83,9 @@ def page_of(
         for each in ordered
     ]
     if rest:
-        sections.append(Section("others", text["others"], verdicts=_entries(rest)))
+        sections.append(ClaimedSection("others", text["others"], verdicts=_entries(rest)))
     sections.append(Section("reading", text["reading"], text=tuple(text["reading-text"])))
-    return Page(
+    return ClaimedPage(
         title=text["title"],
         lead=text["lead"],
         sections=tuple(sections),
@@ -128,7 +129,7 @@ def section_of(
     row: Mapping[str, str],
     verdicts: Verdicts,
     reduced: Mapping[str, str],
-) -> Section:
+) -> ClaimedSection:
     """The section of an experiment: a row of what came out, the paper's figure, and its claims.
 
     All else is folded away: further plots, what is proven, tables, notes, settings.
@@ -145,7 +146,7 @@ def section_of(
         _PROVEN: figure.proven,
         _TABLES: [one for one in tables if one not in shown],
     }
-    return Section(
+    return ClaimedSection(
         name=experiment.name,
         title=experiment.title,
         text=tuple(said),
@@ -315,7 +316,7 @@ def details_of(experiment: Experiment) -> dict[str, Table]:
 # --- the page as Markdown, to be read where there is no browser ------------------------------
 
 
-def documents(page: Page, *, links: Mapping[str, str] | None = None) -> dict[str, str]:
+def documents(page: ClaimedPage, *, links: Mapping[str, str] | None = None) -> dict[str, str]:
     """The page in Markdown, by path: a summary, and a file of details for each section.
 
     Tables of more than 40 rows are left to the page. The same page gives the same text.
@@ -330,19 +331,17 @@ def documents(page: Page, *, links: Mapping[str, str] | None = None) -> dict[str
         if part.row:
             cells = [table_cell(text) for text in part.row.values()]
             summary.append(f"| {' | '.join([f'[{table_cell(part.badge)}]({path})', *cells])} |")
-    board: dict[str, list[str]] = {}
-    for section in page.sections:
-        for one in section.verdicts:
-            name = "counted apart" if one.aside else one.standing
-            link = f"[{table_cell(one.label)}]({_DETAILS}/{section.name}.md)"
-            board.setdefault(name, []).append(link)
+    places = {one.name: section.name for section in page.sections for one in _verdicts_of(section)}
+    board = {
+        heading: [f"[{table_cell(one.label)}]({_DETAILS}/{places[one.name]}.md)" for one in entries]
+        for heading, entries in board_of(page).items()
+    }
     parts = [
         f"# {_prose(page.title)}",
         page.notice and f"> **{_prose(page.notice)}**",
         _prose(page.lead),
         f"**{_prose(page.score)}**",
-        *(f"- **{name} ({len(board[name])})**: {', '.join(board[name])}"
-          for name in (*map(str, Standing), "counted apart") if name in board),
+        *(f"- **{name} ({len(listed)})**: {', '.join(listed)}" for name, listed in board.items()),
         "## Figure by figure",
         "\n".join(summary),
         _prose(texts()["page"]["row"]),
@@ -366,7 +365,7 @@ def _section_markdown(section: Section, links: Mapping[str, str]) -> list[str]:
         "[To the summary](../reproduction.md)",
         table_markdown(row) if section.row else "",
         *map(_prose, section.text),
-        "## Claims" if section.verdicts else "",
+        "## Claims" if _verdicts_of(section) else "",
         _claims_markdown(section),
     ]
     folds = {**({"": section.exhibits} if section.exhibits else {}), **section.details}
@@ -388,9 +387,14 @@ def _section_markdown(section: Section, links: Mapping[str, str]) -> list[str]:
     return [*parts, *(["## Notes", *map(_prose, section.notes)] if section.notes else [])]
 
 
+def _verdicts_of(section: Section) -> tuple[VerdictEntry, ...]:
+    return section.verdicts if isinstance(section, ClaimedSection) else ()
+
+
 def _claims_markdown(section: Section) -> str:
     rows = tuple(
-        (f"“{one.quote}”", one.where, _verdict_text(one), one.measured) for one in section.verdicts
+        (f"“{one.quote}”", one.where, _verdict_text(one), one.measured)
+        for one in _verdicts_of(section)
     )
     return table_markdown(Table("claims", "", _CLAIM_COLUMNS, rows)) if rows else ""
 
@@ -415,7 +419,7 @@ def _prose(text: str) -> str:
 
 
 def write_document(
-    page: Page, directory: Path, *, show: Callable[[float], None] = lambda _: None
+    page: ClaimedPage, directory: Path, *, show: Callable[[float], None] = lambda _: None
 ) -> list[Path]:
     """Write `reproduction.md`, its details and `images/reproduction/<plot>.svg` or `.png`.
 

@@ -35,6 +35,7 @@ from paper.experiments import (
 )
 from paper.figures import Figure
 from paper.jobs import JobsOutcome, State, Store, do_jobs
+from paper.scoreboard import with_scoreboard
 
 _MARK, _CACHE, _RESULTS, _ERRORS = "reproduction.json", "cache", "results.json", "errors.txt"
 _NOTES = 3  # that are shown: after a change of version there is one for each job
@@ -187,9 +188,9 @@ def _write(
     command = command_of(asked, reduced=reduced)
     numbers = records(figures, outcome.results, command=command, versions=here, verdicts=verdicts)
     replace_file(output / _RESULTS, numbers)
-    folders = ["figures", "data"]
+    folders = ["data"]
     with console.progress("Making the pictures") as show:
-        written = [*write_page(page, output, show=show), output / _RESULTS]
+        written = [*write_page(with_scoreboard(page), output), output / _RESULTS]
         if not reduced and not asked:
             written += write_document(page, output, show=show)
             folders += ["images/reproduction", "reproduction"]

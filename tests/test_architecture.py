@@ -67,9 +67,9 @@ ONLY_IN = {
     "numba": "compiled.py sketch/gram.py sketch/statistics.py sketch/kernels/cpu*.py "
     "training/closed_form.py",
     "llvmlite": "compiled.py sketch/kernels/*.py",
-    "matplotlib": "auditing/pictures.py pages/*.py paper/inversion.py",
+    "matplotlib": "auditing/pictures.py app/answers.py paper/inversion.py paper/pictures.py",
     "plotly": "pages/*.py",
-    "jinja2": "pages/*.py",
+    "jinja2": "pages/*.py paper/scoreboard.py",
     "dp_accounting": "privacy/accounting/*.py",
     "safetensors": "app/*.py",
     "pydantic": "app/*.py cli.py paper/*.py",

@@ -12,12 +12,9 @@ import pytest
 from diffsketch.pages.charts import COLOURS, looks_of
 from diffsketch.pages.exhibits import (
     Axis,
-    Page,
     Plot,
-    Section,
     Series,
     Table,
-    VerdictEntry,
     all_exhibits,
 )
 from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
@@ -25,6 +22,7 @@ from paper.claims import ClaimVerdict, Standing, statements
 from paper.document import documents, page_of, write_document
 from paper.experiments import load
 from paper.figures import Figure
+from paper.scoreboard import ClaimedPage, ClaimedSection, VerdictEntry
 
 EPSILON = Epsilon(1.0, 0.0, 1, Basis.CLAIMED,
                   Scope(Unit.COORDINATE, Relation.REPLACE, Trust.LOCAL))  # fmt: skip
@@ -38,7 +36,7 @@ COMMANDS = Table("mnist-details-commands", "", ("what", "command"),
                  (("all of it", "python -m paper mnist"),))  # fmt: skip
 VERDICT = VerdictEntry("marginal", "Little | loss", "holds in part", "20-50x <b>", "abstract",
                   "in 1 of 2", "3_000 bytes.")  # fmt: skip
-SECTION = Section(
+SECTION = ClaimedSection(
     "mnist", "MNIST* <script>", exhibits=(PLOT,), badge="Figure 3", verdicts=(VERDICT,),
     row={"the paper says": "It | is.", "to the letter": "50%", "at its best": "60%", "proven": "1"},
     notes=("Better on MNIST* by 3_000: `code <b>` and <b>.",),
@@ -46,8 +44,8 @@ SECTION = Section(
              "Commands": (COMMANDS,)},
 )  # fmt: skip
 APART = replace(VERDICT, name="bits", label="Bits", standing="fails", aside="slip")
-PAGE = Page(
-    "Run again", "What came out.", (SECTION, Section("others", "Others", verdicts=(APART,))),
+PAGE = ClaimedPage(
+    "Run again", "What came out.", (SECTION, ClaimedSection("others", "Others", verdicts=(APART,))),
     origin={"Versions": "torch 2", "Seeds": "0"}, score="Of 2 distinct claims: 1.",
 )  # fmt: skip
 
@@ -88,7 +86,7 @@ def test_long_tables_are_left_to_the_page() -> None:
     for count in (40, 41):
         table = Table("mnist-runs", "All", ("a", "b"), rows[:count])
         section = replace(SECTION, details={"Numbers": (table,)})
-        text = documents(Page("P", "L", (section,)))["reproduction/mnist.md"]
+        text = documents(ClaimedPage("P", "L", (section,)))["reproduction/mnist.md"]
         assert ("| 39 | 39 |" in text) is (count == 40)
         assert ("`data/mnist-runs.csv`" in text) is (count == 41)
 
@@ -104,12 +102,17 @@ def test_every_claim_is_on_the_page_once_beside_its_figure() -> None:
     versions = dict.fromkeys(("diffsketch", "torch", "numpy", "python", "source", "machine"), "1")
     page = page_of(figures, verdicts, reduced={}, notice="", versions=versions, names=[])
     assert [one.name for one in page.sections] == ["audit", "mnist", "others", "reading"]
-    shown = {section.name: [one.name for one in section.verdicts] for section in page.sections}
+    shown = {
+        section.name: [one.name for one in getattr(section, "verdicts", ())]
+        for section in page.sections
+    }
     assert sorted(chain.from_iterable(shown.values())) == sorted(one.name for one in statements())
     assert "theorem-1" in shown["audit"]
     assert "mnist-accuracy" in shown["mnist"]
     assert "cpsgd-panels" in shown["others"]  # was not run
-    same = next(one for one in page.sections[0].verdicts if one.name == "inherent")
+    (section, *_) = page.sections
+    assert isinstance(section, ClaimedSection)
+    same = next(one for one in section.verdicts if one.name == "inherent")
     assert same.aside == "says the same: Theorem 1"
     section = page.sections[1]
     assert list(section.row) == ["the paper says", "to the letter", "at its best", "proven"]

@@ -134,7 +134,6 @@ def test_a_full_run_judges_once_and_draws_all_pictures(
         drawn.append(f"{plot.name}.{form}")
         return f"{form} of {plot.name}".encode() + b" " * (form == "png")
 
-    monkeypatch.setattr("diffsketch.pages.charts.picture", picture)
     monkeypatch.setattr("paper.document.picture", picture)
     monkeypatch.setattr("diffsketch.app.terminal.LINE_SECONDS", 0.0)
     monkeypatch.setattr(f"{HERE}.judged", judge_all)
@@ -143,9 +142,8 @@ def test_a_full_run_judges_once_and_draws_all_pictures(
     for text in ("Drawing the figures 0%", "Judging the claims 50%", "Making the pictures 50%"):
         assert text in printed
     assert "distinct claims of the paper" in printed
-    # The page has pictures as PNG, the document in the smaller form.
+    # The document has pictures in the smaller form.
     for name in ("one-plot", "two-plot"):
-        assert (output / "figures" / f"{name}.png").is_file()
         assert (output / "images" / "reproduction" / f"{name}.svg").is_file()
         assert drawn.count(f"{name}.svg") == 1
     assert [list(facts) for facts in asked] == [["one", "two"]]

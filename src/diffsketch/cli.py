@@ -16,7 +16,6 @@ import shlex
 import sys
 import traceback
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -551,17 +550,15 @@ def report(
         argument="RUN_DIR...",
     ),
     output: Path | None = option(
-        "Directory for index.html, figures and data; must be new or empty.",
+        "Directory for index.html and data; must be new or empty.",
         means="the first free of runs/report, -2, -3, ...",
     ),
-    title: str = option("Title of the page.", default="", means="from the tasks"),
-    no_pictures: bool = option("No PNG files: faster.", default=False),
 ) -> None:
     """Make a page of runs: accuracy, bytes, epsilon and time per round side by side.
 
-    One HTML file that needs no network, with interactive plots; also PNG pictures, and all numbers
-    as CSV. Seeds of the same settings become one line with its spread. Unfinished runs are shown
-    up to their last round; nothing in their directories is changed.
+    One HTML file that needs no network, with interactive plots, and all numbers as CSV. Seeds of
+    the same settings become one line with its spread. Unfinished runs are shown up to their last
+    round; nothing in their directories is changed.
 
     Exit status: 0, or 2 on an error; then nothing was written.
     """
@@ -571,12 +568,10 @@ def report(
 
     if output is not None:
         check_empty(output)
-    page = page_of_runs(runs, title=title, command=shlex.join(["diffsketch", *sys.argv[1:]]))
+    page = page_of_runs(runs, command=shlex.join(["diffsketch", *sys.argv[1:]]))
     path = output or free_name(Path("runs") / "report")
-    index, *others = write_page(page, path, pictures=not no_pictures)
-    counts = Counter(file.parent for file in others)
-    folders = [f"{folder} ({count} files)" for folder, count in counts.items()]
-    LastingConsole().show(wrote=[index, *folders])
+    index, *others = write_page(page, path)
+    LastingConsole().show(wrote=[index, f"{path / 'data'} ({len(others)} files)"])
 
 
 @command(

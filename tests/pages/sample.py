@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 
-from diffsketch.pages.exhibits import Axis, Mark, Page, Plot, Section, Series, Table, VerdictEntry
+from diffsketch.pages.exhibits import Axis, Mark, Plot, Section, Series, Table
 from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
+from paper.scoreboard import ClaimedPage, ClaimedSection, VerdictEntry, with_scoreboard
 
 NASTY = "</script><script>throw 'nasty'</script><img src=x onerror=alert(1)> \"q\" & %{x} $2^2$"
 CLIENT = Scope(Unit.CLIENT, Relation.REPLACE, Trust.DISTRIBUTED)
@@ -134,7 +135,7 @@ VERDICTS = (
     VerdictEntry("size", NASTY[:24], "holds", NASTY, "Table 1"),
     VerdictEntry("swapped", "Sizes are swapped", "fails", "10 x 190", "Figure 4", aside="slip"),
 )  # fmt: skip
-PAGE = Page(
+WITHOUT_BOARD = ClaimedPage(
     "The paper's evaluation, once more",
     "Every figure with its numbers, and beside it what is proven. Made by `python -m paper`.",
     (
@@ -144,17 +145,17 @@ PAGE = Page(
             "Of four claims one holds, one holds in part, one fails.",
             (CLAIMS,),
         ),
-        Section(
+        ClaimedSection(
             "mnist",
             "Accuracy and communication",
             "At a fiftieth of the bytes the accuracy is 2 points lower.",
             (ACCURACY, ERRORS, PRIVACY),
             ("Each point is the mean of five runs with the same mini-batches.",),
             {"the paper says": "It is 5 better.", "to the letter": NASTY, "proven": "1 point"},
-            VERDICTS,
             ("Bytes are counted with headers.",),
             {"Settings of all runs": (SETTINGS,)},
             "Figure 3",
+            verdicts=VERDICTS,
         ),
         Section("shape", "Distributions", "", (HISTOGRAM, NASTY_PLOT), badge=NASTY[:24]),
     ),
@@ -163,3 +164,4 @@ PAGE = Page(
     ("sketch-laplace", "none", "sketch-skellam"),
     "Of 3 distinct claims 1 holds.",
 )
+PAGE = with_scoreboard(WITHOUT_BOARD)

@@ -119,7 +119,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_page(PAGE, tmp_path_factory.mktemp("page"), pictures=False)[0]
+    return write_page(PAGE, tmp_path_factory.mktemp("page"))[0]
 
 
 @pytest.fixture
@@ -404,7 +404,7 @@ DRAWN = (
 def figures(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What Plotly is given for each plot, and of one with its second axis."""
     page = Page("t", "", (Section("s", "S", exhibits=DRAWN),), roles=PAGE.roles)
-    path = write_page(page, tmp_path_factory.mktemp("figures"), pictures=False)[0]
+    path = write_page(page, tmp_path_factory.mktemp("figures"))[0]
     visit, found = Visit(browser.new_page(), path), {}
     given = """figure => {
         const { data, layout } = figure.querySelector(".canvas");

@@ -1,31 +1,17 @@
-"""Colours that can be told apart, and pictures. Plotly's figures: test_browser.py."""
+"""Colours that can be told apart. Plotly's figures: test_browser.py."""
 
 from __future__ import annotations
 
-import io
 import itertools
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
-from xml.etree import ElementTree
 
-import matplotlib as mpl
 import numpy as np
 import numpy.typing as npt
 import pytest
-from PIL import Image
-from plotly.offline import get_plotlyjs
 
-from diffsketch.pages.charts import (
-    COLOURS,
-    NEUTRAL,
-    Look,
-    looks_of,
-    picture,
-    spec,
-)
+from diffsketch.pages.charts import COLOURS, NEUTRAL, Look, looks_of, spec
 from diffsketch.pages.exhibits import Axis, Plot, Series, all_exhibits
 from diffsketch.pages.page import asset
 from tests.pages.sample import ACCURACY, ERRORS, HISTOGRAM, NASTY_PLOT, PAGE, PRIVACY
@@ -112,20 +98,9 @@ def test_roles_differ_in_colour_or_symbol_and_where_they_share_a_plot_in_colour(
     assert len(set(looks.values())) == 9
 
 
-def plot_of(*series: Series, **more: Any) -> Plot:
-    axes = {"x": Axis("x"), "y": Axis("y")} | more
-    return Plot("p", "P", series=series, **axes)
-
-
 @pytest.mark.parametrize("plot", [ACCURACY, ERRORS, PRIVACY, HISTOGRAM, NASTY_PLOT])
-def test_plots_are_plain_json_and_their_svg_has_every_colour(plot: Plot) -> None:
-    text = json.dumps(spec(plot, LOOKS), allow_nan=False)
-    assert text == json.dumps(spec(plot, LOOKS), allow_nan=False)
-    drawn = picture(plot, LOOKS, form="svg")
-    assert ElementTree.fromstring(drawn).tag.endswith("svg")  # noqa: S314 - our own
-    assert b"<dc:date>" not in drawn
-    for series in plot.series:
-        assert LOOKS[series.role or series.name].colour.encode() in drawn, series.name
+def test_plots_are_plain_json(plot: Plot) -> None:
+    assert json.loads(json.dumps(spec(plot, LOOKS), allow_nan=False))["series"]
 
 
 def test_colours_follow_roles_over_plots() -> None:
@@ -134,49 +109,3 @@ def test_colours_follow_roles_over_plots() -> None:
     assert first["colour"] == second["colour"] == LOOKS["diffsketch"].colour
     assert "DiffSketch 50x" not in LOOKS  # has a role of its own
     assert LOOKS["none"].colour == LOOKS["reference"].colour == NEUTRAL
-
-
-def test_the_library_fits_a_script_element() -> None:
-    source = get_plotlyjs()
-    assert "Plotly" in source[:20000] or "plotly.js" in source[:200]
-    assert "</script" not in source.lower()
-    assert "\r" not in source  # a browser would change it, and its hash with it
-
-
-@pytest.mark.parametrize("kind", ["line", "band", "points", "bars"])
-def test_pictures_show_spreads_dashes_and_ends(kind: Any) -> None:
-    series = Series("a", (1.0, 2.0), (5.0, 6.0), (4.0, 5.0), (6.0, 7.0), kind=kind)
-    changes: list[dict[str, Any]] = [
-        {}, {"low": (), "high": ()}, {"dashed": True}, {"ended": "diverged"},
-    ]  # fmt: skip
-    drawn = {picture(plot_of(replace(series, **change)), form="svg") for change in changes}
-    assert len(drawn) == 4
-
-
-@pytest.mark.slow
-def test_the_same_plot_gives_the_same_bytes_whatever_is_set() -> None:
-    forms = ("svg", "png")
-    before = [picture(ACCURACY, form=form) for form in forms]
-    with mpl.rc_context({"lines.linewidth": 9, "svg.hashsalt": "x", "axes.facecolor": "red"}):
-        assert [picture(ACCURACY, form=form) for form in forms] == before
-        assert mpl.rcParams["lines.linewidth"] == 9  # as it was
-    assert picture(ERRORS, form="svg") != before[0]
-
-
-def test_png_shows_the_series() -> None:
-    image = np.asarray(Image.open(io.BytesIO(picture(PRIVACY, LOOKS))).convert("RGB"))
-    assert image.shape[1] > 900
-    colour = tuple(bytes.fromhex(LOOKS["measured"].colour[1:]))
-    assert (image == colour).all(axis=2).mean() > 0.02  # bars
-    other = np.asarray(Image.open(io.BytesIO(picture(ERRORS, LOOKS))).convert("RGB"))
-    assert (other == colour).all(axis=2).mean() == 0
-
-
-def test_pictures_have_units_and_may_be_empty() -> None:
-    up = Axis("Bytes sent", log=True, unit="B")
-    close = Plot("p", "", up, Axis("share", percent=True), (Series("a", (1e6, 1e7), (0.9, 1.0)),))
-    # Matplotlib's note of the text that a path draws.
-    assert "<!-- 10 MB -->" in picture(close, form="svg").decode()
-    nothing = Series("a", (), (), kind="steps"), Series("b", (1.0,), (None,), ended="at once")
-    picture(Plot("p", "", Axis("x", log=True), Axis("y"), nothing))
-    picture(Plot("p", "", Axis("x"), Axis("y", percent=True), ()))

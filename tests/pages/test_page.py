@@ -8,17 +8,15 @@ import html
 import json
 import math
 import re
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
-from diffsketch.pages.charts import looks_of, picture
 from diffsketch.pages.exhibits import Cell, Page, Plot, Section, Table, all_exhibits
 from diffsketch.pages.page import json_text, render, write_page
 from diffsketch.pages.tables import to_csv
-from tests.pages.sample import ACCURACY, ERRORS, NASTY, PAGE, SETTINGS, VERDICTS
+from tests.pages.sample import ERRORS, NASTY, PAGE, SETTINGS
 
 VOID = {"meta", "link", "input", "br", "img"}
 SVG = {"path", "rect", "circle"}
@@ -50,7 +48,7 @@ class Outline(HTMLParser):
 
 @pytest.fixture(scope="module")
 def text() -> str:
-    return render(PAGE, files=True)
+    return render(PAGE)
 
 
 @pytest.fixture(scope="module")
@@ -74,11 +72,8 @@ def test_the_page_is_well_formed_and_has_all_parts(outline: Outline) -> None:
     inside = {link[1:] for link in links if link is not None and link.startswith("#")}
     assert inside <= set(ids)
     assert "section-mnist" in inside
-    # Each verdict is linked from the scoreboard, and back; the index has the figure's number.
-    for one in VERDICTS:
-        assert {f"claim-{one.name}", f"board-{one.name}"} <= inside
     assert ("b", "Figure 3") in outline.texts
-    assert {"figures/error.png", "data/error.csv"} <= set(links)
+    assert "data/error.csv" in links
 
 
 def test_nothing_is_asked_from_elsewhere(outline: Outline) -> None:
@@ -123,13 +118,6 @@ def test_numbers_inside_are_json_and_end_no_script_element(outline: Outline) -> 
     assert json.loads(json_text(nasty)) == nasty
 
 
-def test_the_scoreboard_has_its_columns(text: str) -> None:
-    columns = re.findall(r"<h2>([^<]*) <b>(\d+)</b></h2>", text)
-    expected = [("holds", "1"), ("holds in part", "1"), ("fails", "1"), ("counted apart", "1")]
-    assert columns == expected
-    assert '<p class="score">Of 3 distinct claims 1 holds.</p>' in text
-
-
 def test_a_legend_names_methods_once_for_all_its_plots(text: str) -> None:
     legend = re.findall(r'<button type="button" aria-pressed="true" data-series="([^"]*)"', text)
     places = [place for one in legend for place in one.split()]
@@ -163,24 +151,6 @@ def cells(*column: Cell) -> list[str]:
     return re.findall(r"<tr>(<td.*?</td>)</tr>", text)
 
 
-def test_verdicts_are_chips() -> None:
-    verdicts = {
-        "holds": ("holds", ""),
-        "Holds in part: 2 points below": ("part", " 2 points below"),
-        "fails, by 3": ("fails", " by 3"),
-        "not measured": ("unmeasured", ""),
-        "not judged": ("unmeasured", ""),
-        "holdsworth": None,
-        "it fails": None,
-    }
-    for made, expected in zip(cells(*verdicts), verdicts.values(), strict=True):
-        if expected is None:
-            assert "chip" not in made
-        else:
-            kind, rest = expected
-            assert re.search(rf'<span class="chip chip-{kind}">[^<]*</span>{rest}</td>', made)
-
-
 def test_cells_sort_by_their_numbers() -> None:
     number, nothing, infinite, undefined, truth = cells(1234.5, None, math.inf, math.nan, True)
     assert 'data-sort="1,234" data-number="1234.5"' in number
@@ -191,8 +161,7 @@ def test_cells_sort_by_their_numbers() -> None:
 
 def test_small_pages() -> None:
     text = render(Page("Title", "", (Section("one", "One"),)))
-    absent_parts = ('class="contents"', 'id="section-board"', 'class="notice" role', 'downloads">')
-    for absent in (*absent_parts, "What made this page"):
+    for absent in ('class="contents"', 'class="notice" role', 'downloads">', "What made this page"):
         assert absent not in text
     render(Page("Nothing", "", ()))
 
@@ -209,29 +178,11 @@ def test_everything_is_written(tmp_path: Path) -> None:
     written = write_page(SMALL, target)
     assert written[0] == target / "index.html"
     assert [path.relative_to(target).as_posix() for path in written] == [
-        "index.html", "data/error.csv", "figures/error.png", "data/settings.csv",
+        "index.html", "data/error.csv", "data/settings.csv",
     ]  # fmt: skip
     assert below(target) == sorted(path.relative_to(target).as_posix() for path in written)
-    assert (target / "index.html").read_text(encoding="utf-8") == render(SMALL, files=True)
+    assert (target / "index.html").read_text(encoding="utf-8") == render(SMALL)
     assert (target / "data/settings.csv").read_bytes() == to_csv(SETTINGS)
-    assert (target / "figures/error.png").read_bytes() == picture(ERRORS)
-
-
-def test_without_pictures(tmp_path: Path) -> None:
-    write_page(SMALL, tmp_path, pictures=False)
-    assert below(tmp_path) == ["data/error.csv", "data/settings.csv", "index.html"]
-    assert "figures/" not in (tmp_path / "index.html").read_text(encoding="utf-8")
-
-
-@pytest.mark.slow
-def test_pictures_have_the_colours_of_their_page(tmp_path: Path) -> None:
-    page = Page("t", "", (Section("s", "S", exhibits=(ACCURACY, ERRORS)),))
-    write_page(page, tmp_path)
-    looks = looks_of(all_exhibits(page))
-    assert (tmp_path / "figures/error.png").read_bytes() == picture(ERRORS, looks)
-    # Alone it would have others: a control of the test above.
-    swapped = replace(ERRORS, series=ERRORS.series[::-1])
-    assert picture(swapped) != picture(swapped, looks)
 
 
 def test_all_or_none(tmp_path: Path) -> None:
@@ -239,6 +190,6 @@ def test_all_or_none(tmp_path: Path) -> None:
     before = {name: (tmp_path / name).read_bytes() for name in below(tmp_path)}
     (tmp_path / "data" / "claims.csv").mkdir()  # in the way
     with pytest.raises(IsADirectoryError):
-        write_page(PAGE, tmp_path, pictures=False)
+        write_page(PAGE, tmp_path)
     (tmp_path / "data" / "claims.csv").rmdir()
     assert {name: (tmp_path / name).read_bytes() for name in below(tmp_path)} == before

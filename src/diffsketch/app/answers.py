@@ -145,25 +145,25 @@ def _content(answer: Answer, form: str) -> bytes:
 
 def _picture(answer: Answer, form: str) -> bytes:
     """Draw estimates and intervals: bars for names, a line over the levels of quantiles."""
-    from diffsketch.pages.charts import picture
-    from diffsketch.pages.exhibits import Axis, Plot, Series
+    from matplotlib.figure import Figure
 
-    is_line = answer.question == "quantiles"
+    is_line, stream = answer.question == "quantiles", io.BytesIO()
     shown = slice(None if is_line else _DRAWN)
-    names = answer.names[shown]
-    numbers = [
-        tuple(column[shown].tolist()) for column in (answer.estimates, answer.low, answer.high)
-    ]
-    estimates, low, high = numbers
+    names = [name if is_line else _printable(name).plain for name in answer.names[shown]]
+    estimates, low, high = (column[shown] for column in (answer.estimates, answer.low, answer.high))
+    figure = Figure(figsize=(7.2, 4.5), layout="constrained")
+    axes, places = figure.subplots(), names if is_line else range(len(names))
+    if is_line:
+        axes.plot(places, estimates)
+    else:
+        axes.bar(places, estimates)
+        # A key is text, whatever is in it: dollar signs would begin a formula.
+        axes.set_xticks(places, [name.replace("$", r"\$") for name in names], rotation=20)
+    axes.vlines(places, low, high, color="black")
     # Columns in units of their own, such as years and euros.
-    log = answer.question == "means" and min(low) > 0 and max(high) > 100 * min(high)
-    series = Series(
-        "estimates with 95% intervals", names if is_line else tuple(map(float, range(len(names)))),
-        estimates, low, high, kind="line" if is_line else "bars", epsilon=answer.epsilon,
-    )  # fmt: skip
-    plot = Plot(
-        "answer", f"{answer.question} ({answer.people:,} people)",
-        Axis("level" if is_line else ""), Axis("estimate", log=log), (series,),
-        categories=() if is_line else tuple(_printable(name).plain for name in names),
-    )  # fmt: skip
-    return picture(plot, form=form)
+    if answer.question == "means" and min(low) > 0 and max(high) > 100 * min(high):
+        axes.set_yscale("log")
+    title = f"{answer.question} ({answer.people:,} people), with 95% intervals"
+    axes.set_title(f"{title}\n{answer.epsilon}", fontsize=9)
+    figure.savefig(stream, format=form)
+    return stream.getvalue()

@@ -404,8 +404,8 @@ def _run(
         from diffsketch.app.run_pages import page_of_runs
         from diffsketch.pages.page import write_page
 
-        shown = page_of_runs([path], title="", command=shlex.join(command))
-        written += write_page(shown, path / "page", pictures=False)[:1]
+        shown = page_of_runs([path], command=shlex.join(command))
+        written += write_page(shown, path / "page")[:1]
     console.show(*report(rows, seeds=seeds), wrote=written)
     if diverged := sum(run.outcome == "diverged" for run in runs):
         console.print(f"Diverged: {diverged} of {len(runs)} runs.", highlight=False)

@@ -39,7 +39,7 @@ _RESULTS_CAPTION = (
 )
 
 
-def page_of_runs(paths: Iterable[Path], *, title: str = "", command: str = "") -> Page:
+def page_of_runs(paths: Iterable[Path], *, command: str = "") -> Page:
     """Make the page: a section for each task or own data; several seeds are one line.
 
     Guarantees (`tests/app/test_run_pages.py`): nothing is written, and no run is locked; a run that
@@ -47,7 +47,6 @@ def page_of_runs(paths: Iterable[Path], *, title: str = "", command: str = "") -
 
     Args:
         paths: Directories of runs, of comparisons, or with some of them below.
-        title: Title of the page; made from the tasks by default.
         command: Command that makes the page, for the record.
 
     Raises:
@@ -86,7 +85,7 @@ def page_of_runs(paths: Iterable[Path], *, title: str = "", command: str = "") -
         "Versions of the runs": "\n".join(dict.fromkeys(_pairs(run.versions) for run in runs)),
     }
     return Page(
-        title=title or f"Training runs: {heading}",
+        title=f"Training runs: {heading}",
         lead=" ".join(leads),
         sections=tuple(sections),
         notice=" ".join(

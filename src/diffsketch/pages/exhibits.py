@@ -10,10 +10,13 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from diffsketch.errors import MismatchError, check
 from diffsketch.privacy.claim import Epsilon
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
 
 Cell = str | int | float | bool | Epsilon | None
 """Cell of a table. None is shown as a dash; an `Epsilon` with everything that it means."""
@@ -139,20 +142,6 @@ Exhibit = Plot | Table
 
 
 @dataclass(frozen=True)
-class VerdictEntry:
-    """A claim, and how it stands: a link on the scoreboard, to an entry in a section and back."""
-
-    name: str  # of its anchors
-    label: str  # a few words, on the scoreboard
-    standing: str  # such as "holds"; those of the same standing are together
-    quote: str
-    where: str
-    why: str = ""
-    measured: str = ""  # folded away
-    aside: str = ""  # why it is counted apart, if it is
-
-
-@dataclass(frozen=True)
 class Section:
     """A part of a page; plots that follow each other stand side by side, with one legend."""
 
@@ -162,10 +151,10 @@ class Section:
     exhibits: tuple[Exhibit, ...] = ()
     text: tuple[str, ...] = ()  # paragraphs below the lead
     row: Mapping[str, str] = field(default_factory=dict)  # texts side by side, by heading
-    verdicts: tuple[VerdictEntry, ...] = ()
     notes: tuple[str, ...] = ()  # paragraphs that are folded away
     details: Mapping[str, tuple[Exhibit, ...]] = field(default_factory=dict)  # so are these
     badge: str = ""  # beside the heading and in the index, such as "Figure 3"
+    extra: Markup | None = None  # HTML of its own, below the exhibits
 
     @property
     def every_exhibit(self) -> tuple[Exhibit, ...]:
@@ -177,9 +166,8 @@ class Section:
 class Page:
     """A page of sections.
 
-    The verdicts of all sections are on a scoreboard at the top. Names of exhibits become names of
-    files: they are unique also where a file system does not tell capital letters apart, else an
-    `ArgumentError`.
+    Names of exhibits become names of files: they are unique also where a file system does not tell
+    capital letters apart, else an `ArgumentError`.
     """
 
     title: str
@@ -188,13 +176,11 @@ class Page:
     notice: str = ""  # in a box at the top, such as "Reduced run"
     origin: Mapping[str, str] = field(default_factory=dict)  # commands, versions, seeds, settings
     roles: tuple[str, ...] = ()  # of series, that get the first colours: blue, orange, green
-    score: str = ""  # what the scoreboard comes to, in a sentence
 
     def __post_init__(self) -> None:
         for kind, names in (
             ("section", [section.name for section in self.sections]),
             ("exhibit", [exhibit.name for exhibit in all_exhibits(self)]),
-            ("verdict", [entry.name for section in self.sections for entry in section.verdicts]),
         ):
             seen: set[str] = set()
             for name in names:

@@ -23,12 +23,10 @@ from plotly.offline import get_plotlyjs
 from diffsketch.files import prepare_output, replace_files
 from diffsketch.pages import charts
 from diffsketch.pages.exhibits import (
-    DASH,
     Cell,
     Page,
     Plot,
     Series,
-    VerdictEntry,
     all_exhibits,
     cell_text,
     is_numeric,
@@ -37,28 +35,18 @@ from diffsketch.pages.exhibits import (
 from diffsketch.pages.tables import to_csv
 from diffsketch.privacy.claim import Epsilon
 
-# Verdicts, in the order of the scoreboard: the class of the chip of each. In a table they may
-# begin a cell.
-_VERDICTS = {
-    "holds": "holds",
-    "holds in part": "part",
-    "fails": "fails",
-    "not measured": "unmeasured",
-    "not judged": "unmeasured",
-}
-_APART = "counted apart"
 _LONG = 60  # characters of a cell that deserves a wide column
 
 
-def render(page: Page, *, files: bool = False) -> str:
+def render(page: Page) -> str:
     """Make the page's HTML: plotly.js, style, scripts and all numbers inside.
+
+    It links to the files in `data/` beside it, as `write_page` makes them.
 
     Guarantees (`tests/pages/test_browser.py`, in Chromium):
         * Nothing is requested from anywhere. The page's own policy forbids it as well: of
           scripts only these, known by their hashes, run.
         * Text is shown as it is, whatever is in it (`tests/pages/test_page.py`).
-
-    With `files`, it links to `figures/` and `data/` beside it, as `write_page` makes them.
     """
     looks = charts.looks_of(all_exhibits(page), page.roles)
     environment = Environment(
@@ -75,9 +63,7 @@ def render(page: Page, *, files: bool = False) -> str:
         "numeric": lambda table: [is_numeric(table, at) for at, _ in enumerate(table.columns)],
         "prose": prose,
         "sort_number": _sort_number,
-        "scoreboard": _scoreboard,
         "spec": lambda plot: json_text(charts.spec(plot, looks)),
-        "verdict": _verdict,
     }
     environment.filters |= filters
     environment.tests |= {
@@ -98,10 +84,8 @@ def render(page: Page, *, files: bool = False) -> str:
     )
     return environment.from_string(asset("page.html")).render(
         page=page,
-        files=files,
         looks=looks,
         neutral=charts.NEUTRAL,
-        verdicts=_VERDICTS,
         policy=policy,
         style=Markup(asset("page.css")),  # noqa: S704 - our own
         scripts=[Markup(script) for script in scripts],  # noqa: S704 - our own and Plotly's
@@ -147,15 +131,6 @@ def _legend(plots: Sequence[Plot]) -> dict[str, tuple[Series, str]]:
     return {name: (series, " ".join(places[name])) for name, series in first.items()}
 
 
-def _scoreboard(page: Page) -> dict[str, list[VerdictEntry]]:
-    """All verdicts by their standing; those that are counted apart come last."""
-    board: dict[str, list[VerdictEntry]] = {standing: [] for standing in (*_VERDICTS, _APART)}
-    for section in page.sections:
-        for entry in section.verdicts:
-            board.setdefault(_APART if entry.aside else entry.standing, []).append(entry)
-    return {heading: entries for heading, entries in board.items() if entries}
-
-
 def _sort_number(cell: Cell) -> str:
     """Format a number as JavaScript reads it; empty for what is sorted as text."""
     if isinstance(cell, str | bool) or cell is None or math.isnan(float(cell)):
@@ -164,41 +139,17 @@ def _sort_number(cell: Cell) -> str:
     return repr(value) if math.isfinite(value) else ("Infinity", "-Infinity")[value < 0]
 
 
-def _verdict(text: str) -> tuple[str, str]:
-    """Split a verdict from the beginning of a cell."""
-    longest = sorted(_VERDICTS, key=len, reverse=True)
-    match = re.match(rf"({'|'.join(longest)})\b", text, re.IGNORECASE)
-    return (match[0], text[match.end() :].lstrip(f" :;,.-{DASH}")) if match else ("", text)
+def write_page(page: Page, directory: Path) -> list[Path]:
+    """Write `index.html` and `data/<name>.csv`, all or none.
 
-
-def write_page(
-    page: Page,
-    directory: Path,
-    *,
-    pictures: bool = True,
-    show: Callable[[float], None] = lambda _: None,
-) -> list[Path]:
-    """Write `index.html`, `figures/<name>.png` and `data/<name>.csv`, all or none.
-
-    The page itself needs no other file. Whatever else is in the directory is left as it is. The
-    same page gives the same bytes.
+    The page itself needs no other file. Whatever else is in the directory, which is made if it does
+    not exist, is left as it is. The same page gives the same bytes.
 
     Returns the files, `index.html` first. Raises an `OSError` where a file cannot be written.
-
-    Args:
-        page: The page.
-        directory: Made if it does not exist.
-        pictures: Whether to make `figures`; without them the page has no links to files.
-        show: Told the share of the exhibits that is done: pictures take most of the time.
     """
-    looks, exhibits = charts.looks_of(all_exhibits(page), page.roles), list(all_exhibits(page))
-    contents = {directory / "index.html": render(page, files=pictures).encode("utf-8")}
-    for count, exhibit in enumerate(exhibits):
-        show(count / len(exhibits))
+    contents = {directory / "index.html": render(page).encode("utf-8")}
+    for exhibit in all_exhibits(page):
         contents[directory / "data" / f"{exhibit.name}.csv"] = to_csv(exhibit)
-        if pictures and isinstance(exhibit, Plot):
-            name = f"{exhibit.name}.png"
-            contents[directory / "figures" / name] = charts.picture(exhibit, looks)
     # Before anything is replaced, so that a missing permission leaves the old page whole.
     for folder in sorted({path.parent for path in contents}):
         prepare_output(folder)

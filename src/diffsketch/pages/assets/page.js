@@ -395,6 +395,13 @@
       in: () => move(plot, 0.7, 0, 0),
       out: () => move(plot, 1 / 0.7, 0, 0),
       reset: () => reset(plot),
+      save: () =>
+        Plotly.downloadImage(
+          // Text is light on a dark page, and so needs its background.
+          { data: plot.canvas.data, layout: { ...plot.canvas.layout, paper_bgcolor: colour("--card") } },
+          { format: "png", scale: 2, width: plot.canvas.clientWidth, height: plot.canvas.clientHeight,
+            filename: figure.id.replace("exhibit-", "") },
+        ),
       log: (button) => {
         plot.log = button.getAttribute("aria-pressed") !== "true";
         button.setAttribute("aria-pressed", String(plot.log));

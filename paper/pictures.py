@@ -1,0 +1,194 @@
+"""Pictures of plots, for documents that are read without a browser: PNG or SVG by matplotlib.
+
+They have the looks and sizes of the interactive page (`diffsketch.pages.charts`).
+"""
+
+from __future__ import annotations
+
+import io
+import textwrap
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import matplotlib as mpl
+import numpy as np
+import numpy.typing as npt
+from matplotlib import style
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, PercentFormatter
+
+from diffsketch.pages.charts import NEUTRAL, STYLE, SYMBOLS, Look, drawable, has_symbols, looks_of
+from diffsketch.pages.exhibits import Plot, Series, meanings
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_MARKERS = dict(zip(SYMBOLS, "osD^vp*h", strict=True))  # matplotlib's names of the symbols
+_POINTS = 0.75  # of a pixel
+_LEGEND_WIDTH, _NOTE_WIDTH = 50, 118  # characters of a picture's legend, and of the note
+
+_Numbers = list[float | None]
+_Array = npt.NDArray[np.float64]
+
+
+def _spread(plot: Plot, series: Series) -> tuple[_Numbers, _Numbers]:
+    """Return both ends; on a logarithmic axis one at 0 or below is half the least number drawn."""
+    low, high = list(map(drawable, series.low)), list(map(drawable, series.high))
+    if plot.y.log:
+        # A band that reaches 0 has no end on a logarithmic axis: half of the least is below all.
+        drawn = (value for line in plot.series for value in (*line.y, *line.low, *line.high))
+        floor = 0.5 * min((v for v in drawn if v and drawable(v, log=True)), default=1.0)
+        low = [None if value is None else max(value, floor) for value in low]
+        high = [drawable(value, log=True) for value in high]
+    return low, high
+
+
+def picture(plot: Plot, looks: Mapping[str, Look] | None = None, *, form: str = "png") -> bytes:
+    """Draw the plot over its first x axis, as PNG or as SVG with letters as outlines.
+
+    The same plot gives the same bytes: no dates, no random names, no fonts of the machine. Looks
+    by role give it the colours of a page; by default it has those of this plot alone.
+    """
+    looks = looks_of([plot]) if looks is None else looks
+    labels = [_label(series) for series in plot.series]
+    labels += [_wrapped_plain(mark.label, _LEGEND_WIDTH) for mark in plot.marks]
+    worth = "\n".join(
+        _wrapped_plain(
+            f"{', '.join(names)}: {text} ({epsilon.basis_text}; {epsilon.scope})", _NOTE_WIDTH
+        )
+        for (epsilon, text), names in meanings([plot]).items()
+    )
+    stream = io.BytesIO()
+    # From matplotlib's own defaults: what a user has set must not change the picture.
+    with mpl.rc_context(), style.context("default"):
+        mpl.rcParams["svg.hashsalt"] = "diffsketch"
+        lines = sum(label.count("\n") + 1 for label in labels) / 2 + worth.count("\n") + 2
+        # Inches; a picture grows with its legend, so that the axes keep their size.
+        size = (7.2, 4.3 + 0.17 * lines)
+        drawing = Figure(figsize=size, layout="constrained", facecolor="white")
+        axes = drawing.subplots()
+        _set_axes(axes, plot)
+        bars = [series for series in plot.series if series.kind == "bars"]
+        handles = []
+        for series in plot.series:
+            # Only bars stand beside each other; lines share their places.
+            shift = 0.0
+            if series in bars:  # side by side around their category
+                shift = (bars.index(series) - (len(bars) - 1) / 2) * 0.8 / len(bars)
+            look = looks[series.role or series.name]
+            handles.append(
+                _draw(axes, plot, series, look, shift=shift, width=0.8 / len(bars or "-"))
+            )
+        for mark in plot.marks:
+            line = axes.axvline if mark.axis == "x" else axes.axhline
+            handles.append(line(mark.value, color=NEUTRAL, linewidth=1.2, linestyle=":"))
+        axes.set_title(_wrapped_plain(plot.title, 70), fontsize=11.5, loc="left")
+        if handles:
+            drawing.legend(
+                handles, labels, loc="outside lower left", frameon=False, fontsize=8, ncols=2,
+                title=worth or None, title_fontsize=7.5, alignment="left",
+            )  # fmt: skip
+        FigureCanvasAgg(drawing)
+        about = {"Software": "diffsketch"} if form == "png" else {"Date": None, "Creator": ""}
+        drawing.savefig(stream, format=form, dpi=140, metadata=about)
+    return stream.getvalue()
+
+
+def _draw(axes: Axes, plot: Plot, series: Series, look: Look, *, shift: float, width: float) -> Any:
+    """Draw a series with its spread and the cross at an early end; returns its legend's handle."""
+
+    def numbers(values: Iterable[float | None], *, log: bool = False) -> _Array:
+        return np.array([drawable(value, log=log) for value in values], dtype=float)  # None: NaN
+
+    x, y = numbers(series.x, log=plot.x.log) + shift, numbers(series.y, log=plot.y.log)
+    low, high = map(numbers, _spread(plot, series))
+    colour, faint = look.colour, {"color": look.colour, "alpha": STYLE["faint"], "linewidth": 0}
+    handle: Any
+    if series.kind == "bars":
+        face: dict[str, Any] = (
+            {"facecolor": "white", "hatch": "///"} if series.dashed else {"facecolor": colour}
+        )
+        handle = axes.bar(x, y, width=0.92 * width, edgecolor=colour, **face)
+    else:
+        thickness = _POINTS * STYLE["width"]
+        dashes = tuple(_POINTS * pixels / thickness for pixels in STYLE["dash"])
+        line: dict[str, Any] = {"color": colour, "linewidth": thickness}
+        line["linestyle"] = (0, dashes) if series.dashed else "-"
+        if series.kind == "steps":
+            y = np.append(y, y[-1:])
+            line["drawstyle"] = "steps-post"
+            if not (plot.y.log or series.dashed):
+                axes.fill_between(x, y, step="post", **faint)
+        elif has_symbols(series):
+            size = STYLE["point"] if series.kind == "points" else STYLE["symbol"]
+            line |= {"marker": _MARKERS[look.symbol], "markersize": _POINTS * size}
+        if series.kind == "points":
+            line |= {"linestyle": "none", "markerfacecolor": "none" if series.dashed else colour}
+        handle = axes.plot(x, y, **line)[0]
+    if series.low and series.kind == "band":
+        axes.fill_between(x, low, high, **faint)
+    elif series.low and series.kind != "steps":
+        axes.vlines(x, low, high, color=NEUTRAL if series.kind == "bars" else colour, linewidth=1.1)
+    if series.ended and len(last := np.flatnonzero(np.isfinite(x[: len(y)] + y))):
+        axes.plot(x[last[-1]], y[last[-1]], "x", color=colour, markersize=9, markeredgewidth=2.2)
+    return handle
+
+
+def _label(series: Series) -> str:
+    """Name a series in a picture's legend."""
+    text = series.name + (f" (ends at the cross: {series.ended})" if series.ended else "")
+    lines = _wrapped_plain(text, _LEGEND_WIDTH, break_on_hyphens=False)
+    # Matplotlib leaves out what begins with an underscore.
+    return f" {lines}" if lines.startswith("_") else lines
+
+
+def _wrapped_plain(text: str, width: int, **more: bool) -> str:
+    """Wrap, and escape dollar signs, which matplotlib takes for formulas."""
+    return "\n".join(textwrap.wrap(text, width, **more)).replace("$", r"\$")  # type: ignore[arg-type]
+
+
+def _set_axes(axes: Axes, plot: Plot) -> None:
+    for name, axis in (("x", plot.x), ("y", plot.y)):
+        ruler = getattr(axes, f"{name}axis")
+        if axis.log:
+            getattr(axes, f"set_{name}scale")("log", nonpositive="mask")
+        if axis.unit:
+            ruler.set_major_formatter(FuncFormatter(partial(_tick_with, axis.unit)))
+        elif not (axis.log or axis.percent):
+            ruler.set_major_formatter(FuncFormatter(_tick))
+        if axis.percent:
+            ruler.set_major_formatter(PercentFormatter(xmax=1.0))
+        getattr(axes, f"set_{name}label")(axis.label.replace("$", r"\$"), fontsize=9.5)
+    axes.tick_params(labelsize=8.5)
+    axes.grid(color="#e6eaef", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    if plot.categories:
+        labels = [_wrapped_plain(label, 16) for label in plot.categories]
+        axes.set_xticks(range(len(labels)), labels)
+
+
+def _tick_with(unit: str, value: float, position: int | None = None) -> str:
+    """Format a tick's number with a unit.
+
+    >>> _tick_with("B", 1e7), _tick_with("B", 500.0)
+    ('10 MB', '500 B')
+    """
+    del position
+    number = _tick(value)
+    return f"{number[:-1]} {number[-1]}{unit}" if number[-1].isalpha() else f"{number} {unit}"
+
+
+def _tick(value: float, position: int | None = None) -> str:
+    """Format a tick's number, thousands in units.
+
+    >>> _tick(20000.0), _tick(0.25), _tick(-3e6)
+    ('20k', '0.25', '-3M')
+    """
+    del position
+    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= 10 * size or (abs(value) >= size > 1e3):
+            return f"{value / size:.6g}{unit}"
+    return f"{value:.6g}"
