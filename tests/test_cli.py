@@ -77,7 +77,7 @@ def test_what_lacks_its_value_is_named(here: Path) -> None:
     said = invoke("run", "--resume", "--rounds", "5").stderr
     assert "--resume" in said
     assert "needs a value, got the option --rounds" in plain(said).replace("│ ", "")
-    assert "FILE must be the name of a new file" in refused(invoke("key", ""))
+    assert "File exists" in refused(invoke("key", here))
     assert list(here.iterdir()) == []
 
 
@@ -227,7 +227,7 @@ def test_keys_are_secret_new_and_never_overwritten(here: Path) -> None:
     assert f"DIFFSKETCH_KEY_FILE={path}" in plain(done("key", path).output).replace("\n", "")
     assert path.stat().st_mode & 0o777 == 0o600
     first = SketchKey(bytes.fromhex(path.read_text()))
-    assert "FILE must be new (a key is never replaced)" in refused(invoke("key", path))
+    assert "sketch.key: File exists" in refused(invoke("key", path))
     assert SketchKey(bytes.fromhex(path.read_text())) == first
     printed = done("key")
     assert SketchKey(bytes.fromhex(printed.stdout.strip())) != first

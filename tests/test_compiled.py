@@ -1,4 +1,4 @@
-"""Compiled loops: a cache that notices every change, or none; and threads that lose no task."""
+"""Compiled loops: a cache that notices every change, or none; and tasks that all run."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from numba.core import config
 
 from diffsketch import compiled
@@ -216,56 +214,16 @@ def test_kernels_use_only_files_that_the_stamp_covers() -> None:
                 assert module in allowed or module.startswith((folder, "diffsketch.sketch.hashing"))
 
 
-@pytest.fixture
-def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
-
-
-def test_every_task_runs_once_with_scratch_of_its_thread(two_threads: None) -> None:
-    del two_threads
-    found: list[tuple[int, int]] = []
-    threads: dict[int, int] = {}
-
-    def kernel(task: int, factor: int, scratch: list[int]) -> None:
-        assert threads.setdefault(id(scratch), threading.get_ident()) == threading.get_ident()
-        found.append((task, factor))
-
-    kept: list[list[int]] = []
-
-    def scratch() -> tuple[list[int]]:
-        kept.append([])
-        return (kept[-1],)
-
-    compiled.run_tasks(kernel, 100, 2, 7, scratch=scratch)
-    assert sorted(found) == [(task, 7) for task in range(100)]
-    assert compiled.threads_for(compiled.SERIAL - 1) == 1
-    assert compiled.threads_for(compiled.SERIAL) == 2
-
-
-def test_errors_of_tasks_are_raised_and_a_busy_pool_is_not_waited_for() -> None:
-    def failing(task: int) -> None:
-        if task == 3:
-            raise RuntimeError("planted")
-
-    with pytest.raises(RuntimeError, match="planted"):
-        compiled.run_tasks(failing, 8, 2)
-    release, started = threading.Event(), threading.Barrier((os.cpu_count() or 1) + 1)
-
-    def occupied() -> None:
-        started.wait(10)
-        release.wait(10)
-
-    busy = [compiled._pool.submit(occupied) for _ in range(os.cpu_count() or 1)]
-    started.wait(10)
-    done: list[int] = []
-    compiled.run_tasks(done.append, 8, 4)
-    release.set()
-    for each in busy:
-        each.result()
-    assert done == list(range(8))
+def test_tasks_without_openmp_run_here_and_raise_their_errors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[tuple[int, int, list[int]]] = []
+    monkeypatch.setattr(compiled, "_openmp", None)
+    compiled.run_tasks(lambda *given: done.append(given), 8, 2, 7, scratch=lambda: ([],))
+    assert [given[:2] for given in done] == [(task, 7) for task in range(8)]
+    assert len({id(given[2]) for given in done}) == 1
+    with pytest.raises(ZeroDivisionError):
+        compiled.run_tasks(lambda task: 1 // (3 - task), 8, 2)
 
 
 @pytest.mark.slow

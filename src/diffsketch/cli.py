@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import inspect
-import json
 import os
 import re
 import secrets
@@ -425,8 +424,6 @@ def plan(
     spread: float = option(
         "Variance among the vectors over what they have in common; 0: all same.", default=0.0
     ),
-    alternatives: int = option("Other methods to list, at most.", default=5),
-    as_json: bool = option("Print JSON instead of a table.", default=False, flag="--json"),
     code: bool = option("Print Python code that runs the best plan.", default=False),
 ) -> None:
     """Find the private method with the least error for a budget of epsilon and of bytes.
@@ -443,11 +440,10 @@ def plan(
     privacy = (trust, unit, relation, sampling, delta, norm, population, records, rate)
     usual = ("distributed", "client", "replace", "shuffled", 1e-5, 1.0, None, None, 1.0)
     for wrong, said in (
-        (as_json and code, "--json and --code do not go together: the JSON has the code, too"),
         (workers is not None and (cohort, population) != (None, None),
          "--workers stands for --cohort and --population: leave them out"),
         (senders is None, "--cohort must be given, or --workers if all take part each round"),
-        (epsilon is None and (as_json or code), "--epsilon must be given with --json and --code"),
+        (epsilon is None and code, "--epsilon must be given with --code"),
         (epsilon is None and privacy != usual,
          "--epsilon must be given with --trust, --unit, --relation, --sampling, --delta, --norm, "
          "--population, --records and --rate: bare sketches have no privacy to choose"),
@@ -458,8 +454,7 @@ def plan(
         sizes = planning.sketch_sizes(
             dim, senders or 0, message_bytes, rounds=rounds, spread=spread
         )
-        shown: Any = {"message_bytes": message_bytes, "alternatives": alternatives}
-        console.show(*plans.report_sizes(sizes, rounds=rounds, **shown))
+        console.show(*plans.report_sizes(sizes, rounds=rounds, message_bytes=message_bytes))
         return
     request = planning.PlanRequest(
         dim=dim, cohort=senders or 0, population=population, sampling=sampling, rounds=rounds,
@@ -469,11 +464,9 @@ def plan(
     )  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", planning.PlanWarning)  # they are printed below
-        answer = planning.plan(request, alternatives=alternatives)
+        answer = planning.plan(request)
     if code:
         typer.echo(plans.python_code(answer.best, request), nl=False)
-    elif as_json:
-        typer.echo(json.dumps(plans.plan_data(answer), indent=2))
     else:
         console.show(*plans.report_plan(answer))
 
@@ -694,10 +687,7 @@ def key(
         typer.echo(secret)
         typer.echo(f"set DIFFSKETCH_KEY to it {whom}", err=True)
         return
-    if file.is_dir():
-        raise ArgumentError(f"FILE must be the name of a new file, got the directory {str(file)!r}")
-    if file.exists():
-        raise ArgumentError(f"FILE must be new (a key is never replaced), got {str(file)!r}")
+    # O_EXCL: a key is never replaced.
     with os.fdopen(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as target:
         target.write(secret)
     LastingConsole().show(wrote=[file])

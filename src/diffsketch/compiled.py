@@ -8,7 +8,6 @@ import os
 import pickle
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -177,38 +176,17 @@ def run_tasks(
 ) -> None:
     """Call `kernel(task, *arguments, *scratch())` for each of `range(tasks)`, on several threads.
 
-    Each thread takes the next task and has scratch arrays of its own. The threads of a compiled
-    kernel are those of OpenMP, as PyTorch has loaded it: they start at once, where a pool of
-    Python's takes 0.1 ms. They are asked for by number, so that PyTorch's own number stays what it
-    is. Without OpenMP, in a forked child (its parent's threads are gone), and for Python functions
-    there is a pool; the calling thread works too, and waits for no thread that is busy elsewhere.
+    Each thread takes the next task and has scratch arrays of its own. The threads are those of
+    OpenMP, as PyTorch has loaded it: they start at once, where a pool of Python's takes 0.1 ms.
+    They are asked for by number, so that PyTorch's own number stays what it is. Without OpenMP, in
+    a forked child (its parent's threads are gone), and for Python functions there is one thread.
     """
-    if threads == 1 or tasks == 1:
-        own = scratch()
-        for task in range(tasks):
-            kernel(task, *arguments, *own)
-        return
-    if _openmp is not None and hasattr(kernel, "py_func"):
+    if threads > 1 < tasks and _openmp is not None and hasattr(kernel, "py_func"):
         _run_team(kernel, tasks, [(*arguments, *scratch()) for _ in range(min(threads, tasks))])
         return
-    left, job = iter(range(tasks)), [(kernel, arguments, scratch)]
-
-    def work() -> None:
-        for task in left:
-            kernel, arguments, scratch = job[0]
-            own = scratch()
-            kernel(task, *arguments, *own)
-            for further in left:
-                kernel(further, *arguments, *own)
-
-    helpers = [_pool.submit(work) for _ in range(min(threads, tasks) - 1)]
-    try:
-        work()
-    finally:
-        for helper in helpers:
-            if not helper.cancel():
-                helper.result()
-        job.clear()  # the pool keeps what was cancelled for a while, but not the arrays
+    own = scratch()
+    for task in range(tasks):
+        kernel(task, *arguments, *own)
 
 
 def _run_team(kernel: Any, tasks: int, arguments: list[tuple[Any, ...]]) -> None:
@@ -312,14 +290,6 @@ _openmp: Any = _find_openmp()
 def _after_fork() -> None:
     global _openmp
     _openmp = None
-    _new_pool()
 
 
-def _new_pool() -> None:
-    global _pool
-    _pool = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="diffsketch")
-
-
-_pool: ThreadPoolExecutor
-_new_pool()
 os.register_at_fork(after_in_child=_after_fork)

@@ -22,7 +22,6 @@ from diffsketch.app.build import most_participations, settings_of_methods
 from diffsketch.app.plans import (
     explain,
     flower_plan,
-    plan_data,
     python_code,
     report_plan,
     run_command,
@@ -385,19 +384,6 @@ def test_bad_requests_are_refused(changes: dict[str, Any], message: str) -> None
 def test_requests_that_no_method_meets(delta: float, words: str) -> None:
     with pytest.raises(ArgumentError, match=f"no method gives epsilon 1e-15 .* {words}"):
         plan(wanted(delta=delta, target_epsilon=1e-15, rounds=10**6))
-
-
-def test_data_is_json_and_every_epsilon_has_its_words() -> None:
-    data = json.loads(json.dumps(plan_data(planned(wanted(trust="central"))), allow_nan=False))
-    assert data["request"]["target_epsilon"] == 4.0
-    for option in (data["best"], *data["alternatives"]):
-        words = option["total_epsilon"]
-        assert set(words) == {
-            "value", "delta", "rounds", "basis", "unit", "relation", "trust", "simulated",
-        }  # fmt: skip
-        assert words["basis"] == "proven"
-        parts = option["error_parts"].values()
-        assert sum(parts) == pytest.approx(option["relative_error"])
 
 
 @every_request

@@ -40,7 +40,6 @@ _HELP = "diffsketch compare --help"
 _PLAN, _FORMAT = "comparison.plan.json", "diffsketch comparison 1"
 _LONGEST, _KEPT = 80, 60  # letters of a directory's name
 _SEED_END = 2**63
-_MOST_BARS = 12
 
 Contenders: TypeAlias = Mapping[str, Mapping[str, Value]]
 """Rows of the table by name, in their order: settings for any seed."""
@@ -367,21 +366,19 @@ def _run(
     command: list[str],
 ) -> int:
     members = members_of(contenders, seeds, path)
-    # More bars than that would not fit on a screen.
-    bars = [member.name for member in members] if len(members) <= _MOST_BARS else []
     with files.locked(path):
         if not has_plan(path):
             write_plan(contenders, seeds, path)
         with (
             Interrupts() as interrupts,
-            console.progress("Comparing", parts=bars) as show,
+            console.progress("Comparing") as show,
             warnings_in_lines(console),
         ):
 
             def watch(shares: Sequence[float]) -> None:
                 both = zip(members, shares, strict=True)
                 now = [f"{run.name}, seed {run.seed}" for run, share in both if 0 < share < 1]
-                show(sum(shares) / len(members), "; ".join(now), shares)
+                show(sum(shares) / len(members), "; ".join(now))
 
             results = run_all(
                 partial(run_one, command=command),

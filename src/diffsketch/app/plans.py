@@ -1,10 +1,9 @@
-"""Answers of the planner as people read them, as JSON, and as what runs them: command and code."""
+"""Answers of the planner as people read them, and as what runs them: command and code."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from importlib import resources
 from string import Template
 from textwrap import wrap
@@ -25,6 +24,7 @@ Parts: TypeAlias = tuple[Table | Text, ...]
 _WIDTH = 74  # of commands and code, so that a terminal of 80 columns breaks no line
 _TASK, _TASK_DIM = "mnist-devices", 7850  # a task of `diffsketch run`, and the weights of its model
 _TASK_DEVICES = int(TASK_DEFAULTS[_TASK]["workers"])
+_LISTED = 6  # bare sketches in a table
 _IMAGES, _ROUNDED = 50_000, 1e-6  # of the task mnist for training; between whole numbers
 
 
@@ -106,9 +106,7 @@ def report_plan(plan: Plan) -> Parts:
     return (*parts, Text(f"In Python: --code prints {printed}."))
 
 
-def report_sizes(
-    sizes: Sequence[SketchSize], *, rounds: int, message_bytes: int, alternatives: int = 5
-) -> Parts:
+def report_sizes(sizes: Sequence[SketchSize], *, rounds: int, message_bytes: int) -> Parts:
     """Lay out bare sketches side by side, and say how to run the best, where a task has such.
 
     Where the vectors themselves fit into the bytes, they are the best: their mean is exact.
@@ -124,7 +122,7 @@ def report_sizes(
              f"{size.error.rounding:.3g}", f"{size.over(rounds):.3g}"),
             size is sizes[0] and not dense,
         )
-        for size in sizes[: 1 + alternatives]
+        for size in sizes[:_LISTED]
     ]  # fmt: skip
     reading = (
         "error: squared error of one round relative to the mean (1 = no better than zero), "
@@ -271,40 +269,6 @@ def python_code(option: Option, request: PlanRequest) -> str:
         name = "silos.txt"
     template = resources.files("diffsketch.app").joinpath("assets", name)
     return Template(template.read_text(encoding="utf-8")).substitute(parts)
-
-
-def plan_data(plan: Plan) -> dict[str, Any]:
-    """Convert the whole plan to plain data, for JSON."""
-    request = plan.request
-
-    def plain(option: Option) -> dict[str, Any]:
-        method, error = option.method, option.error
-        return {
-            "method": method.name,
-            "settings": option.settings,
-            "message_bytes": method.wire_bytes,
-            "relative_error": error.total,
-            "total_epsilon": option.total.to_json(),
-            "exact": method.exact,
-            "shape": list(method.message_format.shape),
-            "bits": method.message_format.bits,
-            "compression": method.compression,
-            "error_parts": {key: getattr(error, key) for key in ("recovery", "noise", "rounding")},
-            "worse_than_nothing": error.total > 1,
-            "explanation": explain(option, request),
-            "command": run_command(option, request),
-            "flower": flower_plan(option, request),
-        }
-
-    return {
-        "request": {**asdict(request), "paying_rounds": request.paying_rounds},
-        "best": plain(plan.best),
-        "alternatives": [plain(option) for option in plan.alternatives],
-        "warnings": list(plan.warnings),
-        "advice": list(plan.advice),
-        "notes": list(plan.notes),
-        "code": python_code(plan.best, request),
-    }
 
 
 def _short(value: float) -> str:

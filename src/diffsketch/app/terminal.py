@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
@@ -44,32 +44,26 @@ class LastingConsole(Console):
         *,
         total: int | None = None,
         every: float | None = None,
-        parts: Sequence[str] = (),
     ) -> Iterator[Progressed]:
         """Show how far some work is: a bar on a terminal, elsewhere a line now and then.
 
         Yields a function to call with the number that is done (without `total`, the share), and
-        with a text, or a function that makes the text when it is shown; then, for a bar for each
-        of some `parts`, with their shares.
+        with a text, or a function that makes the text when it is shown.
 
         Args:
             what: Name of the work, or of its units if there is a total.
             total: Number of units.
             every: Seconds between lines where there is no terminal; `LINE_SECONDS` by default.
-            parts: Names of parts that have a bar each on a terminal.
         """
         pause = BAR_SECONDS if self.is_terminal else LINE_SECONDS if every is None else every
         due = 0.0 if self.is_terminal else time.monotonic() + pause
         columns = (TextColumn("{task.description}"), BarColumn(None), TimeRemainingColumn())
         bar = Progress(*columns, console=self, expand=True)
-        task = bar.add_task(what, total=total or 1, visible=not parts)
-        tasks = [bar.add_task(part, total=1) for part in parts]
+        task = bar.add_task(what, total=total or 1)
         # Transient: what is left in the end is the report, and no bar.
         live = Live(bar, console=self, transient=True)
 
-        def show(
-            done: float, text: str | Callable[[], str] = "", shares: Sequence[float] = ()
-        ) -> None:
+        def show(done: float, text: str | Callable[[], str] = "") -> None:
             nonlocal due
             # A unit of work may take less time than showing that it is done.
             if time.monotonic() < due and done != total:
@@ -79,10 +73,8 @@ class LastingConsole(Console):
             line = text if isinstance(text, str) else text()
             if self.is_terminal:
                 bar.update(task, completed=done, description=head)
-                for part, share in zip(tasks, shares, strict=False):
-                    bar.update(part, completed=share)
                 # A line of its own, so that nothing is cut off in a narrow terminal.
-                live.update(bar if tasks else Group(bar, Text(line)))
+                live.update(Group(bar, Text(line)))
             else:
                 print_line(self, f"{head} | {line}" if line else head)
 
