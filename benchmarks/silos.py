@@ -1,7 +1,7 @@
 """Accuracy of the runs of `examples/compare/silos.toml`, and the search for their rates.
 
     python -m benchmarks.silos rates     # on images of the training set that no silo has
-    python -m benchmarks.silos           # the table: the test set, five seeds
+    python -m benchmarks.silos           # the table: the test set, five seeds; kept in results/
 
 The same simulations as `diffsketch compare --config examples/compare/silos.toml --seeds 5`, on as
 many processes as there are cores.
@@ -32,7 +32,9 @@ from diffsketch.training.rounds import DistributedSGD, ServerOptimizer
 from diffsketch.training.simulation import Simulation
 from diffsketch.training.tasks import Devices, Examples, Task, load_task
 
-CONFIG = Path(__file__).parents[1] / "examples" / "compare" / "silos.toml"
+ROOT = Path(__file__).parents[1]
+CONFIG = ROOT / "examples" / "compare" / "silos.toml"
+RESULTS = ROOT / "benchmarks" / "results" / "silos.json"
 RATES = (0.35, 0.7, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0)
 SEEDS, TRIED = 5, 2
 
@@ -128,17 +130,21 @@ def main() -> None:
     lines: dict[tuple[str, float], list[dict[str, Any]]] = {}
     for (run, _, _), result in zip(jobs, results, strict=True):
         lines.setdefault((run["name"], run["learning_rate"]), []).append(result)
-    for (name, rate), found in lines.items():
-        accuracies = [result["accuracy"] for result in found]
-        line = {
+    table = []
+    for (name, rate), seeds_of_run in lines.items():
+        accuracies = [result["accuracy"] for result in seeds_of_run]
+        first = seeds_of_run[0]
+        table.append({
             "run": name, "learning_rate": rate, "accuracy": round(mean(accuracies), 2),
-            "std": round(stdev(accuracies), 2), "epsilon": found[0]["epsilon"],
-            "bytes": found[0]["bytes"],
-        }  # fmt: skip
-        print(json.dumps(line), flush=True)
-    if validate:
-        means = {line: mean(r["accuracy"] for r in results) for line, results in lines.items()}
-        write_rates({name: max(RATES, key=lambda r: means[name, r]) for name, _ in lines})
+            "std": round(stdev(accuracies), 2), "epsilon": first["epsilon"],
+            "bytes": first["bytes"],
+        })  # fmt: skip
+        print(json.dumps(table[-1]), flush=True)
+    if not validate:
+        RESULTS.write_text(json.dumps(table, indent=1) + "\n")
+        return
+    means = {line: mean(r["accuracy"] for r in results) for line, results in lines.items()}
+    write_rates({name: max(RATES, key=lambda r: means[name, r]) for name, _ in lines})
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
 PACKAGES = (
-    "sketch", "privacy", "methods", "secure_sum", "wire", "training", "planning", "auditing",
-    "silos", "ddp", "flower",
+    "analytics", "ddp", "flower", "silos", "training", "planning", "privacy", "methods", "sketch",
+    "secure_sum", "auditing", "wire",
 )  # fmt: skip
 TRAINING = (
     "tasks.Task", "tasks.load_task", "rounds.FedAvg", "rounds.DistributedSGD",
