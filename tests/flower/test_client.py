@@ -339,15 +339,6 @@ def test_clients_keep_their_own_and_share_the_rest(key: SketchKey | None) -> Non
         assert np.array_equal(result.arrays["bn.running_var"].numpy(), np.ones(WIDTH))
 
 
-def test_under_a_name_that_says_nothing_a_variance_becomes_negative() -> None:
-    """What the refusal is for. 16 variances of about 2, with noise of standard deviation 2 each."""
-    network, name = Network(), "bn.spread"
-    join(network, 0, name, keep_local=("running_mean",))
-    strategy = net.strategy_of(SMALL, keep_local=("running_mean",))
-    arrays = strategy.start(network, model(name), 5).arrays
-    assert (arrays[name].numpy() < 0).any()
-
-
 @pytest.mark.parametrize(
     ("options", "word"),
     [

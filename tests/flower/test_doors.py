@@ -250,33 +250,6 @@ def test_where_nothing_is_claimed_failures_pass(name: str) -> None:
     assert reply.has_error() or net.our_record(reply)["code"] == "app"
 
 
-def test_errors_of_an_app_are_no_answers_of_their_own() -> None:
-    """A server that chooses models, and an app that raises above a private threshold.
-
-    Every question is paid, and the replies to it are alike: nothing is learnt by who fails.
-    """
-
-    def train(message: Message, _: Context) -> Message:
-        if float(net.weights_of(message.content.array_records["arrays"])[0]) > 0.887591:
-            raise ValueError("the loss is not finite")
-        return trained(message, _)
-
-    network, _ = node_of(GAUSSIAN, train, budget=BUDGET)
-    network.tamper = caught = Caught()
-    low, high, errors = 0.0, 1.0, 0
-    for _ in range(20):
-        first = torch.zeros(DIM)
-        first[0] = (low + high) / 2
-        before = len(caught)
-        net.one_round(net.strategy_of(GAUSSIAN), network, net.record_of(first), 1)
-        (reply,) = caught[before:]
-        assert not reply.has_error()
-        errors += not net.our_record(reply)["message"]
-    assert len(caught) == 20
-    assert errors == 20 - allowed()
-    assert {str(net.our_record(reply)["code"]) for reply in caught} == {"", "budget"}
-
-
 # Metrics with noise.
 
 

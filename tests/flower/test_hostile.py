@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 pytest.importorskip("flwr")
 
@@ -294,29 +293,6 @@ def test_honest_sizes_are_never_refused_and_others_are(
     assert usual.bound([3.4e38]) <= 10 * high * (1 + 1e-9)
     assert usual.bound([unit * honest[0], 3.4e38]) <= 10 * high * (1 + 1e-9)
     assert usual.bound([]) == pytest.approx(10 * unit * honest[0])
-
-
-NEIGHBOURS = (0.9, 0.5)  # norms in clips, on both sides of a limit of 0.7
-
-
-@pytest.mark.parametrize("trust", ["central", "distributed"])
-def test_a_limit_below_the_clip_tells_nothing_about_a_client(trust: str) -> None:
-    """Where only the sum's noise hides it, it counts in all rounds, whatever its norm is."""
-    plan = FlowerPlan("gaussian", {"clip": 2.0, "noise_multiplier": 1.0, "trust": trust}, 3, 2)
-    seen = []
-    for norm in NEIGHBOURS:
-
-        def train(number: int, weights: Tensor, _: int, norm: float = norm) -> Tensor:
-            length = 2.0 * (norm if number == 0 else 0.3)
-            return weights + length * torch.nn.functional.normalize(torch.ones(DIM), dim=0)
-
-        network = net.network_of(plan, 3, train=train, trusted_server=True)
-        strategy = net.strategy_of(plan, limit=1.4, trusted_server=True)
-        strategy.start(network, FIRST, 5)
-        reports = strategy.reports
-        assert [len(report.present) for report in reports] == [3] * 5
-        seen.append([(str(report), report.refused, str(report.claim)) for report in reports])
-    assert seen[0] == seen[1]
 
 
 def test_what_counts_as_zeros_has_the_noise_of_its_share() -> None:

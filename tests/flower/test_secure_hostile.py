@@ -456,6 +456,7 @@ def epsilon(count: int) -> float:
 
 def test_both_sides_charge_without_the_noise_of_the_corrupt() -> None:
     """Of four that are needed, three count: a budget for four is too small, for three enough."""
+    assert ONE.describe(DIM) == FOUR.describe(DIM) + ", corrupt=1"  # both sides agree on it
     assert epsilon(3) > 1.1 * epsilon(4)
     small, large = (Budget(epsilon(count) * (1 + 1e-6), 1e-5) for count in (4, 3))
     refused = net.reasons(net.started(ONE, net.network_of(ONE, 5, budget=small)))
@@ -469,15 +470,6 @@ def test_both_sides_charge_without_the_noise_of_the_corrupt() -> None:
     # The server's own budget.
     assert net.started(ONE, net.network_of(ONE, 5), budget=small).reports == []
     assert len(net.started(ONE, net.network_of(ONE, 5), budget=large).reports) == 1
-
-
-def test_members_insist_on_their_own_number() -> None:
-    assert ONE.describe(DIM) == FOUR.describe(DIM) + ", corrupt=1"
-    network = net.network_of(ONE, 5)
-    network.tamper = caught = Caught()
-    assert net.started(FOUR, network).reports[0].present == ()
-    assert len(caught) == 5
-    assert all("the server's plan is another one" in sum_reply(one).reason for one in caught)
 
 
 # A member that spoils the round.

@@ -102,14 +102,6 @@ def test_claims_that_cannot_be_held_are_refused(plan: Any, options: Any, words: 
         net.started(plan, net.network_of(plan), **options)
 
 
-def test_without_compression_it_is_the_mean() -> None:
-    result = net.strategy_of(DENSE).start(net.network_of(DENSE), FIRST, 1)
-    expected = 0.5 * torch.stack([net.point(number) for number in range(3)]).mean(dim=0)
-    torch.testing.assert_close(net.weights_of(result.arrays), expected)
-    assert result.arrays["steps"].numpy().tolist() == [3]
-    assert result.arrays["steps"].dtype == "int64"
-
-
 @pytest.mark.parametrize("kind", [FedAdam, FedAvgM])
 def test_the_wrapped_strategy_has_its_own_rule(kind: type[FedAvg]) -> None:
     start, plain_network = net.record_of(torch.ones(DIM)), Network()

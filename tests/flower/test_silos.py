@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +21,6 @@ from flwr.serverapp.strategy import FedAvg, FedAvgM
 
 from diffsketch.errors import ArgumentError
 from diffsketch.flower import FlowerPlan, SiloReply, SketchStrategy, sketch_mod
-from diffsketch.privacy import Account, Budget, ProvenClaim
 from diffsketch.silos import RecordGradients, Records
 from tests.flower import network as net
 from tests.flower.network import KEY, RUN, Caught, Network, Node
@@ -242,117 +240,6 @@ def test_persons_have_one_step_each() -> None:
     with silence():
         _, fewer = run(network_of(plan, dict(enumerate(map(replying, silos))) | single), 1, plan)
     assert not torch.equal(weights, fewer)
-
-
-def test_too_few_silos_are_a_void_round_that_is_paid_for() -> None:
-    network = network_of()
-    network.tamper = net.Losses({1000: net.MASKED, 1001: net.MASKED}, until=net.MASKED + 1)
-    strategy, weights = run(network, 2)
-    first, second = strategy.reports
-    assert "the round is void" in first.void
-    assert second.void == ""
-    assert float(first.epsilon or 0) > 0
-    assert "over 2 rounds" in str(strategy.epsilon(1e-5))
-    assert weights.abs().max() > 0
-
-
-def test_a_silo_that_is_missing_leaves_the_claim_of_the_others() -> None:
-    network = network_of()
-    network.dead = {1003}
-    strategy, _ = run(network, 2)
-    assert [len(report.present) for report in strategy.reports] == [3, 3]
-    method = PLAN.build((FEATURES + 1) * CLASSES)
-    planned = PLAN.claim_for(method, 3, KEY.seed(0))
-    assert strategy.reports[0].claim == planned
-    # Noise for three is all that was asked for: sqrt(4 / 3) times as much with all four.
-    usual = FlowerPlan("gaussian", {**SETTINGS, "trust": "local"}).build(method.dim)
-    alone = usual.claim_for(1, KEY.seed(0)).epsilon(delta=1e-5, rounds=2)
-    # Shared discrete noise is a little worse than that of one: see `DiscreteGaussianMechanism`.
-    assert float(strategy.epsilon(1e-5)) == pytest.approx(float(alone), rel=1e-3)
-
-
-def test_the_budget_of_a_silo_and_of_the_server_stop_it() -> None:
-    budget = Budget(6.0, 1e-5)
-    strategy, _ = run(network_of(), 30, budget=budget)
-    counted = [report for report in strategy.reports if not report.void]
-    assert 1 < len(counted) < 30
-    assert float(strategy.epsilon(1e-5)) <= 6.0
-    assert "above the budget of 6" in strategy.ended
-    # Silos count on the noise of three only, and stop on their own before.
-    claim = PLAN.claim_for(PLAN.build((FEATURES + 1) * CLASSES), 3, KEY.seed(0))
-    assert isinstance(claim, ProvenClaim)
-    rounds = Account(budget).rounds_left(claim)
-    assert 1 < rounds < len(counted)
-    hopeful, _ = run(network_of(budget=budget), rounds + 2)
-    assert [report.void == "" for report in hopeful.reports] == [True] * rounds + [False] * 2
-    assert any("budget" in reason for reason in net.reasons(hopeful))
-
-
-def asked(strategy: SketchStrategy, network: Network) -> list[Message]:
-    return list(strategy.configure_train(1, FIRST, ConfigRecord(), network))
-
-
-def test_a_hostile_server_gets_one_message_a_round_and_pays_for_each(tmp_path: Path) -> None:
-    """It asks again, after a restart, with an older state, and with a new series of rounds."""
-    file = tmp_path / "account.json"
-    reply, options = replying(records_of(0)), {"account_file": file, "budget": Budget(9.0, 1e-5)}
-    node = Node(0, app_of(LOCAL, reply, **options), 1000)
-    network = Network()
-    network.nodes[1000] = node
-    strategy = SketchStrategy(net.fed_avg(), LOCAL, key=KEY)
-    (request,) = asked(strategy, network)
-
-    def ask() -> Any:
-        (answer,) = network.send_and_receive([request])
-        return net.our_record(answer)
-
-    empty = net.copied_state(node.context.state)
-    assert ask()["code"] == ""
-    assert ask()["code"] == "answered"
-    before = file.read_text()
-    kept = net.copied_state(node.context.state)
-    node.context = Context(RUN, 1000, node.context.node_config, kept, {})
-    assert ask()["code"] == "answered"
-    assert file.read_text() == before
-    # A node whose state is lost answers, with noise of its own, and the file has paid for both.
-    node.context = Context(RUN, 1000, node.context.node_config, empty, {})
-    assert ask()["code"] == ""
-    assert file.read_text() != before
-    answered = 2
-    while ask_anew(node, network)["code"] == "":
-        answered += 1
-        assert answered < 200
-    claim = LOCAL.claim_for(LOCAL.build((FEATURES + 1) * CLASSES), 1, KEY.seed(0))
-    assert float(claim.epsilon(delta=1e-5, rounds=answered)) <= 9.0
-
-
-def ask_anew(node: Node, network: Network) -> Any:
-    """A server that begins a new series with the same silo."""
-    strategy = SketchStrategy(net.fed_avg(), LOCAL, key=KEY)
-    requests = asked(strategy, network)
-    (answer,) = network.send_and_receive(requests)
-    assert node.node_id == answer.metadata.src_node_id
-    return net.our_record(answer)
-
-
-def test_a_server_cannot_plan_less_than_a_silo() -> None:
-    lower = FlowerPlan("gaussian", {**SETTINGS, "noise_multiplier": 0.1}, SILOS, 3, **SECURE)
-    whole = FlowerPlan("gaussian", {**SETTINGS, "rate": 1.0}, SILOS, 3, **SECURE)
-    for plan in (lower, whole):
-        strategy, _ = run(network_of(PLAN), 1, plan)
-        assert strategy.reports[0].void
-        assert all("another one" in reason for reason in net.reasons(strategy))
-
-
-def test_no_message_is_in_what_the_server_sees() -> None:
-    """Two runs of the same silo: masks and noise are new, and cells are nowhere in clear."""
-    caught = Caught()
-    network = network_of()
-    network.tamper = caught
-    run(network, 1)
-    masked = [net.bytes_of(m) for m in caught if not net.is_sum_reply(m)]
-    assert len(masked) == SILOS
-    assert len({data[-20:] for data in masked}) == SILOS
 
 
 def test_central_trust_substitutes_a_batch_of_none() -> None:

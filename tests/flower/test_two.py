@@ -233,19 +233,16 @@ def test_a_helper_that_joins_late(files: dict[str, str]) -> None:
     assert strategy.reports[0].present == NODES
 
 
-@pytest.mark.parametrize("lack", ["diffsketch-helper-memory", "diffsketch-identities-file"])
-def test_a_helper_without_memory_or_registry_answers_nothing(
+@pytest.mark.parametrize("lack", ["helper-memory", "identities-file", "right key"])
+def test_a_helper_without_memory_registry_or_key_answers_nothing(
     lack: str, files: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    strategy, _ = run(joined({name: path for name, path in files.items() if name != lack}))
+    if lack == "right key":
+        Path(files["diffsketch-helper-secret-file"]).write_text(bytes(range(32)).hex())
+    strategy, _ = run(joined({name: path for name, path in files.items() if lack not in name}))
     assert "no node is the helper" in strategy.reports[0].void
-    assert "diffsketch-helper-memory" in caplog.text or "IDENTITIES_FILE" in caplog.text
-
-
-def test_a_helper_with_another_key(files: dict[str, str]) -> None:
-    Path(files["diffsketch-helper-secret-file"]).write_text(bytes(range(32)).hex())
-    strategy, _ = run(joined(files))
-    assert "no node is the helper" in strategy.reports[0].void
+    said = {"helper-memory": "diffsketch-helper-memory", "identities-file": "IDENTITIES_FILE"}
+    assert said.get(lack, "") in caplog.text
 
 
 @pytest.mark.parametrize("replay", [False, True])
@@ -280,35 +277,31 @@ def test_a_node_that_pretends_to_be_the_helper(replay: bool, files: dict[str, st
 # Clients that are not what they say.
 
 
-def test_clients_that_the_helper_does_not_know_are_left_out(files: dict[str, str]) -> None:
-    network = joined(files, who=lambda number: 77 if number == 2 else number)
+def shorten(reply: Message) -> None:
+    if not net.is_sum_reply(reply):
+        net.set_bytes(reply, net.bytes_of(reply)[:-1])
+
+
+@pytest.mark.parametrize(
+    ("who", "change", "reason", "left_out"),
+    [
+        ((0, 1, 77, 3, 4), list, "helper: its identity is not one that the helper knows", {BAD}),
+        ((0, 1, 2, 3, 3), list, "has sent a message in this round before", {1003, 1004}),
+        ((0, 1, 2, 3, 4), net.of_bad(shorten), "bytes, and", {BAD}),
+    ],
+    ids=["unknown", "twice", "cut"],
+)
+def test_clients_that_are_left_out(
+    who: tuple[int, ...], change: net.Tamper, reason: str, left_out: set[int],
+    files: dict[str, str],
+) -> None:  # fmt: skip
+    network = joined(files, who=lambda number: who[number])
+    network.tamper = change
     strategy, arrays = run(network)
-    assert strategy.reports[0].refused == {
-        BAD: "helper: its identity is not one that the helper knows"
-    }
-    assert digest_of(arrays) == plain(BAD)
-
-
-def test_two_nodes_with_one_identity_are_one_client(files: dict[str, str]) -> None:
-    strategy, arrays = run(joined(files, who=lambda number: min(number, 3)))
-    (second,) = {*NODES} - {*strategy.reports[0].present}  # in the order of their arrival
-    assert second in (1003, 1004)
-    assert "has sent a message in this round before" in strategy.reports[0].refused[second]
-    assert digest_of(arrays) == plain(second)
-
-
-def test_messages_that_are_not_of_the_round_are_left_out(files: dict[str, str]) -> None:
-    def shorten(reply: Message) -> None:
-        if not net.is_sum_reply(reply):
-            data = net.our_record(reply)["message"]
-            assert isinstance(data, bytes)
-            net.our_record(reply)["message"] = data[:-1]
-
-    network = joined(files)
-    network.tamper = net.of_bad(shorten)
-    strategy, arrays = run(network)
-    assert "bytes, and" in strategy.reports[0].refused[BAD]
-    assert digest_of(arrays) == plain(BAD)
+    ((node, why),) = strategy.reports[0].refused.items()  # of two alike, the one that came second
+    assert node in left_out
+    assert reason in why
+    assert digest_of(arrays) == plain(node)
 
 
 def test_a_seed_that_is_not_that_of_the_mask_voids_the_round(
@@ -362,7 +355,7 @@ def test_clients_refuse_without_the_helpers_key_or_an_identity(
     # All of it can be looked up.
     for name, path in (("HELPER", "helper"), ("IDENTITY", "identity")):
         where = Path(files["diffsketch-helper-memory"]).parent / path
-        secret = {"HELPER": PUBLIC, "IDENTITY": hash_of(2)}[name]
+        secret = {"HELPER": PUBLIC, "IDENTITY": hashlib.sha256(b"identity 2").digest()}[name]
         where.write_text(secret.hex())
         monkeypatch.setenv(f"DIFFSKETCH_{name}_FILE", str(where))
     assert find_helper() == PUBLIC
@@ -438,10 +431,6 @@ def test_the_helper_takes_no_memory_for_a_claimed_length(files: dict[str, str]) 
     assert said["reason"] == "0 clients are in the sum, and 3 are needed"
 
 
-def hash_of(index: int) -> bytes:
-    return hashlib.sha256(b"identity %d" % index).digest()
-
-
 def test_the_helper_does_not_train_for_a_server_that_asks_it(files: dict[str, str]) -> None:
     network = joined({})
     network.join(9, PLAN, node_id=HELPER, key=KEY, config=files)
@@ -481,28 +470,19 @@ def test_a_simulation_has_a_helper_of_its_own() -> None:
 
 def test_bytes_of_a_client_do_not_depend_on_the_others(files: dict[str, str]) -> None:
     """Beside the plain message: the seal up, and nothing down."""
-
-    def sent(plan: FlowerPlan, files: dict[str, str], **options: Any) -> tuple[int, int]:
-        network, caught = joined(files, plan, **options), Caught()
-        network.tamper = caught
-        trust: dict[str, Any] = (
-            {} if plan.secure_sum else {"aggregation": None, "trusted_server": True}
-        )
-        run(network, plan, **trust)
-        up = [net.all_bytes(one) for one in caught if not net.is_sum_reply(one)]
-        down = [net.all_bytes(one) for one in network.sent if not net.is_sum_reply(one)]
-        return len(up[-1]), len(down[-1])
-
-    plainly: dict[str, Any] = {"aggregation": None, "trusted_server": True}
+    trusted: dict[str, Any] = {"aggregation": None, "trusted_server": True}
     for cohort in (5, 3):
-        plan = replace(PLAN, cohort=cohort)
-        clear = replace(plan, secure_sum=False, settings=scaled(cohort))
-        up, down = sent(plan, files, nodes=cohort)
-        plain_up, plain_down = sent(clear, {}, nodes=cohort, **plainly)
+        plan, sizes = replace(PLAN, cohort=cohort), []
+        noise = SETTINGS | {"noise_multiplier": 2.0 * (cohort / 3) ** 0.5}  # that of a secure sum
+        clear = replace(plan, secure_sum=False, settings=noise)
+        for used, names, options in ((plan, files, {}), (clear, {}, trusted)):
+            network = joined(names, used, nodes=cohort, **options)
+            network.tamper = caught = Caught()
+            run(network, used, **options)
+            last = [
+                [m for m in way if not net.is_sum_reply(m)][-1] for way in (caught, network.sent)
+            ]
+            sizes.append([len(net.all_bytes(message)) for message in last])
+        (up, down), (plain_up, plain_down) = sizes
         assert 156 <= up - plain_up <= 160  # Flower writes longer lengths in more bytes
         assert abs(down - plain_down) < 100  # the plan's text is longer
-
-
-def scaled(cohort: int) -> dict[str, Any]:
-    """Settings of a plain sum with the noise of a secure one."""
-    return SETTINGS | {"noise_multiplier": 2.0 * (cohort / 3) ** 0.5}
