@@ -106,7 +106,6 @@ class TwoAggregators:
         self.public, self._patience = public, patience
         self._node: int | None = None
         self._others: set[int] = set()  # nodes that have said that they are not the helper
-        self._open: Round | None = None
 
     def clients(self, lookup: Round) -> Grid:
         """Wrap the grid without the helper, for strategies that pick nodes; `lookup` looks for it.
@@ -145,14 +144,12 @@ class TwoAggregators:
         """See that the helper is there, before messages are requested; else raise a `VoidError`."""
         if self._local is None and self._awaited(current) is None:
             raise VoidError("no node is the helper", stage=Stage.MASKED, dropped={})
-        self._open = current
         return {}
 
     def total(self, current: Round, parts: Mapping[int, bytes]) -> None:
         """Sum the messages: the round's `total`, `present`, `refused` and `void`."""
-        opened, self._open = self._open, None
-        if opened is not current or self.public is None:
-            raise ArgumentError("prepare must come before total, once for each round")
+        if self.public is None:
+            raise ArgumentError("helper must be given, or be found, before there is a total")
         plan, by_node = current.plan, not current.plan.identities
         fingerprint = current.fingerprint or voted_fingerprint(parts, by_node=by_node)
         params = plan.one_shot(
