@@ -39,12 +39,9 @@ Replies = Mapping[int, bytes]
 """Replies of one exchange, by node."""
 
 ATTACKS: dict[str, Callable[[Replies, Replies], bytes]] = {
-    "empty": lambda _new, _old: b"",
     "garbage": lambda _new, _old: b"\x00garbage" * 30,
-    "cut": lambda new, _old: new[BAD][:-1],
     "longer": lambda new, _old: new[BAD] + bytes(1 << 20),
     "flipped bit": lambda new, _old: new[BAD][:60] + bytes([new[BAD][60] ^ 1]) + new[BAD][61:],
-    "an earlier one's": lambda new, _old: new[1000],
     "a later one's": lambda new, _old: new[1004],
     "of the round before": lambda _new, old: old[BAD],
 }
@@ -78,14 +75,8 @@ class Attack:
         return replies
 
 
-STAGES = [net.KEYS, net.SHARES, net.MASKED, net.UNMASK]
-BAD_REPLIES = [
-    *((attack, stage) for attack in list(ATTACKS)[4:] for stage in STAGES),
-    *zip(list(ATTACKS)[:4], STAGES, strict=True),
-]
-
-
-@pytest.mark.parametrize(("attack", "stage"), BAD_REPLIES)
+@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("stage", [net.KEYS, net.SHARES, net.MASKED, net.UNMASK])
 def test_a_bad_reply_is_a_dropout(attack: str, stage: int) -> None:
     strategy, _ = run(rounds=2, tamper=Attack(stage, ATTACKS[attack]))
     first, second = strategy.reports
@@ -124,14 +115,9 @@ def test_repeated_replies_change_nothing() -> None:
 
 
 def params(plan: FlowerPlan = PLAN, **changes: Any) -> Params:
-    values: dict[str, Any] = {
-        "run": bytes(16),
-        "round_index": 0,
-        "fingerprint": KEY.seed(0).fingerprint,
-        "members": tuple(range(1000, 1000 + plan.cohort)),
-        "threshold": 3,
-        "min_present": plan.min_replies,
-    } | changes
+    members, fingerprint = tuple(range(1000, 1000 + plan.cohort)), KEY.seed(0).fingerprint
+    values: dict[str, Any] = {"run": bytes(16), "round_index": 0, "fingerprint": fingerprint}
+    values |= {"members": members, "threshold": 3, "min_present": plan.min_replies} | changes
     return Params(plan.build(DIM).message_format, **values)
 
 
