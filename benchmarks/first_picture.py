@@ -1,6 +1,6 @@
 """The README's picture, from stored results of `benchmarks.transformer` and `benchmarks.silos`.
 
-    python -m benchmarks.first_picture
+Run it by `python -m benchmarks.first_picture`.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def loss_over_bytes(axes: Any) -> None:
         axes.plot(1 / row.total, row.loss, "o", color=OURS if ours else PEER)
         axes.annotate(label, (1 / row.total, row.loss), xytext=(0, 6), ha="center", fontsize=8,
                       textcoords="offset points", color=OURS if ours else "black")  # fmt: skip
-    axes.set(xscale="log", xlim=(1 / 15_000, 3), ylim=(1.85, 2.9), xlabel="bytes up and down, of those of float32",
-             ylabel="loss on held-out files",
+    axes.set(xscale="log", xlim=(1 / 15_000, 3), ylim=(1.85, 2.9),
+             xlabel="bytes up and down, of those of float32", ylabel="loss on held-out files",
              title=f"Without privacy: a small GPT, {WORKERS} workers")  # fmt: skip
 
 

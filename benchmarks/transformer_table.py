@@ -18,7 +18,7 @@ PAGE, FIGURE = DOCS / "results.md", DOCS / "images" / "transformer.svg"
 TABLES = DOCS.parent / "benchmarks" / "results" / "transformer" / "tables.md"
 BEGIN, END = "<!-- benchmarks.transformer: begin -->", "<!-- benchmarks.transformer: end -->"
 WIDTH, HEIGHT, MARGIN = 460, 380, 50
-# What the page shows: the references, the best peers, and ours at each price. All rows are in TABLES.
+# What the page shows: the references, the best peers, and ours at each price. TABLES has all rows.
 SHOWN = ("diloco-muon", "local-4x2-muon", "none", "sketch-2-bits", "local-4x2", "local-4x4",
          "diloco", "sparseloco-256", "local-10x2", "powersgd-2", "local-8x1",
          "sparseloco-64")  # fmt: skip
