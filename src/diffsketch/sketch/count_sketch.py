@@ -74,6 +74,8 @@ class CountSketch:
 
     def __post_init__(self) -> None:
         check(self.family in FAMILIES, "family", f"be one of {FAMILIES}", self.family)
+        # Every 64-bit word may be a key where each coordinate is hashed on its own; blocks are
+        # numbered by 40 bits.
         most = MAX_KEYS if self.family == "pairwise" else MAX_DIM
         for name, limit in (("dim", most), ("rows", MAX_ROWS), ("cols", MAX_COLS)):
             value = getattr(self, name)
@@ -81,6 +83,7 @@ class CountSketch:
             check(type(value) is int, name, "be an int", value)
             check(0 < value <= limit, name, f"be in 1..{limit}{where}", value)
         layout = SketchLayout(self.dim, self.rows, self.cols, self.family)
+        # Kept, as kernels look up what they have compiled and planned by it in every call.
         object.__setattr__(self, "layout", layout)
 
     @property
@@ -114,6 +117,7 @@ class CountSketch:
             raise ArgumentError(f"vector must be dense, got a {vector.layout} tensor")
         if offset is None:
             self._check_length(vector, "vector")
+        # Only a part of a vector may be shorter than `dim`.
         start = self._check_span(offset, vector.shape[-1])
         if vector.requires_grad:
             vector = vector.detach()
@@ -170,8 +174,10 @@ class CountSketch:
         elif values.dtype != torch.float32:
             values = values.double()
         if offsets is not None:
+            # Kernels follow them without looking: wrong ones would read beyond the keys.
             _check_offsets(offsets, keys)
             offsets = offsets.contiguous()
+        # A single number, of no dimensions, becomes one value that kernels take for all keys.
         values = values.detach().resolve_neg().reshape(-1).contiguous()
         return kernels_for(keys.device).encode_items(
             keys.contiguous(), values, seed, layout=self.layout, offsets=offsets
@@ -276,6 +282,7 @@ class CountSketch:
         for name, value in (("out", out), ("scratch", scratch), ("vector", vector)):
             _check_out(value, table, name)
             self._check_length(value, name)
+        # The second pass writes the estimates there before it reads the other two.
         if scratch.data_ptr() in (out.data_ptr(), vector.data_ptr()):
             raise ArgumentError("scratch must be in memory of its own, not that of out or vector")
         if vector.is_neg():
@@ -301,16 +308,6 @@ class CountSketch:
             table, seed, count, layout=self.layout, combine=combine
         )
 
-    def norm_estimate(self, table: Tensor) -> Tensor:
-        """Estimate of the vector's Euclidean norm: the median of the rows' norms (AMS).
-
-        Needs no seed. Its relative error is about `sqrt(1 / (2 * cols))` for a single row.
-        """
-        self._check_table(table)
-        _check_finite(table)
-        norms: Tensor = torch.linalg.vector_norm(table, dim=-1).sort(dim=-1).values
-        return (norms[..., (self.rows - 1) // 2] + norms[..., self.rows // 2]) / 2
-
     def _check_dense(self) -> None:
         listed = "be at most 2**40 where all coordinates are estimated (see query_items)"
         check(self.dim <= MAX_DIM, "dim", listed, self.dim)
@@ -323,9 +320,11 @@ class CountSketch:
             or keys.dtype not in (torch.int64, torch.uint64)
         ):
             raise ArgumentError(f"keys must be int64 or uint64 (items,), got {_describe(keys)}")
+        # Then every 64-bit word is a key.
         if self.dim == MAX_KEYS or not len(keys):
             return
         words = keys.view(torch.int64)
+        # Signed minimum and maximum in one pass; a negative word is a key of 2**63 or more.
         low, high = (int(end) for end in torch.aminmax(words))
         if low >= 0 and high < self.dim:
             return
@@ -342,6 +341,7 @@ class CountSketch:
     def _check_span(self, offset: int | None, length: int) -> int:
         if offset is None:
             return 0
+        # Positions of dense vectors are 40-bit numbers in all kernels, whatever `dim` is.
         last = min(self.dim, MAX_DIM) - length
         check(type(offset) is int, "offset", "be an int", offset)
         check(0 <= offset <= last, "offset", f"be in 0..{last} for {length} coordinates", offset)
@@ -352,13 +352,6 @@ class CountSketch:
     ) -> Tensor:
         """The table as kernels take it, if it can be read with this seed and estimator."""
         check_seed(seed)
-        self._check_table(table)
-        check(combine in COMBINES, "combine", _COMBINES, combine)
-        if finite:
-            _check_finite(table)
-        return (table.detach() if table.requires_grad else table).contiguous()
-
-    def _check_table(self, table: Tensor) -> None:
         if not isinstance(table, Tensor) or not 2 <= table.dim() <= 3:
             raise ArgumentError(
                 "table must be a tensor (rows, cols) or (batch, rows, cols), got "
@@ -370,6 +363,10 @@ class CountSketch:
             )
         if table.dtype not in (torch.float32, torch.float64):
             raise ArgumentError(f"table must be float32 or float64, got {_describe(table)}")
+        check(combine in COMBINES, "combine", _COMBINES, combine)
+        if finite and not is_finite(table):
+            raise _not_finite()
+        return (table.detach() if table.requires_grad else table).contiguous()
 
 
 def is_finite(values: Tensor) -> bool:
@@ -378,11 +375,6 @@ def is_finite(values: Tensor) -> bool:
     A sum is finite only if its terms are, and quick; it may overflow, so look again then.
     """
     return math.isfinite(values.sum().item()) or bool(torch.isfinite(values).all())
-
-
-def _check_finite(table: Tensor) -> None:
-    if not is_finite(table):
-        raise _not_finite()
 
 
 def _not_finite() -> ArgumentError:

@@ -30,10 +30,12 @@ def gram(seed: HashSeed, layout: SketchLayout, start: int, stop: int) -> Matrix:
     rows, cols, words = layout.rows, layout.cols, seed.words_for(layout.rows)
     # No count is larger than the number of coordinates.
     kind = np.int32 if stop - start < 1 << 31 else np.int64
+    # One table for each pair of rows `j >= k`: the matrix is symmetric.
     counts = np.zeros((rows * (rows + 1) // 2, cols, cols), kind)
     out = np.zeros((rows, cols, rows, cols))
     codes, signs = np.empty((_CHUNK, rows), np.int64), np.empty((2, _CHUNK), np.uint32)
     if layout.family == "pairwise":
+        # A coordinate is a run of length 1: its stretch is a single cell.
         _count_coordinates(start, stop, cols, words, codes, counts)
         _add_stretches(counts, 0, 1, out)
     else:
@@ -64,15 +66,16 @@ def _stretches(geometry: Geometry, start: int, stop: int) -> list[tuple[range, i
     """
     block, runs = geometry.block, geometry.runs
     (first, skipped), (last, more) = divmod(start, block), divmod(stop - 1, block)
+    # Between these runs all have equally many blocks, and none of them is cut.
     limits = {0, runs, first % runs, first % runs + 1, last % runs, last % runs + 1}
-    found = []
+    stretches = []
     for run, end in pairwise(sorted(limits)):
         slot, last_slot = max(0, -((run - first) // runs)), (last - run) // runs
         low = slot * block + (skipped if slot * runs + run == first else 0)
         high = last_slot * block + (more + 1 if last_slot * runs + run == last else block)
         if low < high:
-            found.append((range(run, end), low, high - low))
-    return found
+            stretches.append((range(run, end), low, high - low))
+    return stretches
 
 
 @compiled
@@ -85,6 +88,7 @@ def _count_coordinates(start, stop, cols, words, codes, counts):
             bits = mix64(at, words[0], words[1])
             low, high = at & uint64(0xFFFFFFFF), at >> uint64(32)
             for j in range(codes.shape[1]):
+                # As `hashing._pairwise`; the products wrap around on purpose.
                 h = words[2 + 3 * j] * low + words[3 + 3 * j] * high + words[4 + 3 * j]
                 column = ((h >> uint64(32)) * uint64(cols)) >> uint64(32)
                 codes[i, j] = (column << uint64(1)) | (bits >> uint64(j) & uint64(1))
@@ -106,8 +110,9 @@ def _count_pairs(codes, count, counts):
     for j in range(codes.shape[1]):
         for k in range(j + 1):
             for i in range(count):
-                one, other = codes[i, j], codes[i, k]
-                counts[pair, one >> 1, other >> 1] += 1 - 2 * ((one ^ other) & 1)
+                code, other_code = codes[i, j], codes[i, k]
+                # The product of two signs is 1 where their lowest bits agree, -1 where not.
+                counts[pair, code >> 1, other_code >> 1] += 1 - 2 * ((code ^ other_code) & 1)
             pair += 1
 
 
@@ -128,6 +133,7 @@ def _add_stretches(counts, low, size, out):
                 for a in range(cols):
                     line[a] = table[a, a - far if a >= far else a - far + cols]
                     line[cols + a] = line[a]
+                # Exact in whole numbers: sliding a window in floats would gather rounding errors.
                 total = line[begin : begin + size].sum()
                 for a in range(cols):
                     b = a - far if a >= far else a - far + cols

@@ -69,25 +69,19 @@ class HashSeed:
     value: bytes
 
     def __post_init__(self) -> None:
-        if not isinstance(self.value, bytes):
-            raise ArgumentError(f"value must be bytes, got {type(self.value).__name__}")
-        if len(self.value) != 32:
-            raise ArgumentError(f"value must be 32 bytes long, got {len(self.value)} bytes")
-
-    @cached_property
-    def words(self) -> Words:
-        """Two words for the signs, then three for each of `MAX_ROWS` rows.
-
-        Row `j` does not depend on how many rows a sketch has.
-        """
-        return self.words_for(MAX_ROWS)
+        _check_secret("value", self.value)
 
     def words_for(self, rows: int) -> Words:
-        """The words of so many rows: the first of `words`, without the work for all of them."""
+        """Two words for the signs, then three for each of `rows` rows.
+
+        Those of row `j` do not depend on the number of rows.
+        """
         key = "words", rows
         words: Words | None = self.memo.get(key)
         if words is None:
             count = _SIGN_WORDS + _WORDS_PER_ROW * rows
+            # Counter mode: each keyed hash of a number gives eight words, and no two share a
+            # counter.
             stream = b"".join(
                 hashlib.blake2b(
                     i.to_bytes(8, "little"), key=self.value, person=b"ds-hash-words"
@@ -128,16 +122,13 @@ class SketchKey:
     secret: bytes
 
     def __post_init__(self) -> None:
-        if not isinstance(self.secret, bytes):
-            kind = type(self.secret).__name__
-            raise ArgumentError(f"secret must be 32 bytes, got a {kind} instead of bytes")
-        if len(self.secret) != 32:
-            raise ArgumentError(f"secret must be 32 bytes, got {len(self.secret)} bytes")
+        _check_secret("secret", self.secret)
 
     @classmethod
     def from_integer(cls, number: int) -> SketchKey:
         """A key for experiments, where a run is named by a number. Not a secret."""
         check_whole("number", number, least=0, most=(1 << 256) - 1)
+        # Each purpose has its own `person`, so that no two kinds of secrets can be equal.
         text = number.to_bytes(32, "little")
         return cls(hashlib.blake2b(text, digest_size=32, person=b"ds-number").digest())
 
@@ -169,7 +160,7 @@ class Geometry:
         column either once or never, which the median repairs less well than scattered hits.
         """
         near_eighth = max(16, cols * 1000 // 5657)  # the power of two below is nearest to cols / 8
-        block = min(_power_of_two_below(min(cols, near_eighth)), _MAX_BLOCK)
+        block = min(1 << (min(cols, near_eighth).bit_length() - 1), _MAX_BLOCK)
         slots = cols // block
         blocks = -(-dim // block)
         return cls(block=block, slots=slots, runs=max(1, -(-blocks // slots)))
@@ -193,24 +184,18 @@ class SketchLayout:
         return SketchLayout, (self.dim, self.rows, self.cols, self.family)
 
 
-def _power_of_two_below(value: int) -> int:
-    return 1 << (value.bit_length() - 1)
-
-
-def sign_words(words: Words) -> Words:
-    """The two words that key the signs shared by all rows."""
-    return words[:_SIGN_WORDS]
-
-
-def row_words(words: Words, rows: int) -> Words:
-    """The words of the first `rows` rows, shape `(rows, 3)`."""
-    return words[_SIGN_WORDS : _SIGN_WORDS + _WORDS_PER_ROW * rows].reshape(rows, _WORDS_PER_ROW)
+def _check_secret(name: str, value: object) -> None:
+    if not isinstance(value, bytes) or len(value) != 32:  # without showing it
+        size = f"{len(value)} bytes" if isinstance(value, bytes) else f"a {type(value).__name__}"
+        raise ArgumentError(f"{name} must be 32 bytes, got {size}")
 
 
 def mix64(value: Words, first_key: np.uint64 | Words, second_key: np.uint64 | Words) -> Words:
     """A keyed mixing hash: SplitMix64's finaliser with a second key word between its rounds."""
     with np.errstate(over="ignore"):
         z = value + first_key
+        # Stafford's constants, as in SplitMix64. Added at once, the two keys would be one sum: so
+        # the second comes between the rounds.
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         z = z ^ second_key
         z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -226,7 +211,9 @@ def columns_and_signs(
     """Column and sign of each coordinate in each row, both of shape `(rows, len(coordinates))`."""
     index = coordinates.astype(np.uint64)
     hash_rows = _pairwise if layout.family == "pairwise" else _blocked
-    columns, negative = hash_rows(index, seed.words, layout)
+    words = seed.words_for(layout.rows)
+    signs, by_row = words[:_SIGN_WORDS], words[_SIGN_WORDS:].reshape(-1, _WORDS_PER_ROW)
+    columns, negative = hash_rows(index, signs, by_row, layout)
     return columns.astype(np.int64), (1 - 2 * negative.astype(np.int8)).astype(np.int8)
 
 
@@ -235,32 +222,41 @@ def _scale(word: Words, cols: int) -> Words:
     return (word * np.uint64(cols)) >> np.uint64(32)
 
 
-def _pairwise(index: Words, words: Words, layout: SketchLayout) -> tuple[Words, Words]:
+def _pairwise(
+    index: Words, signs: Words, by_row: Words, layout: SketchLayout
+) -> tuple[Words, Words]:
     rows, cols = layout.rows, layout.cols
+    # Both halves of a key have a factor of their own: strongly universal for 64-bit keys
+    # (Dietzfelbinger).
     low, high = index & np.uint64(0xFFFFFFFF), index >> np.uint64(32)
     columns = np.empty((rows, index.size), dtype=np.uint64)
     with np.errstate(over="ignore"):
-        for j, (a_low, a_high, b) in enumerate(row_words(words, rows)):
+        for j, (a_low, a_high, b) in enumerate(by_row):
             columns[j] = _scale((a_low * low + a_high * high + b) >> np.uint64(32), cols)
-    bits = mix64(index, *sign_words(words))
+    bits = mix64(index, *signs)  # one hash for all rows: row `j` takes its bit `j`
     row = np.arange(rows, dtype=np.uint64)[:, None]
     return columns, (bits >> row) & np.uint64(1)
 
 
-def _blocked(index: Words, words: Words, layout: SketchLayout) -> tuple[Words, Words]:
-    rows, cols, geometry = layout.rows, layout.cols, layout.geometry
+def _blocked(
+    index: Words, signs: Words, by_row: Words, layout: SketchLayout
+) -> tuple[Words, Words]:
+    cols, geometry = layout.cols, layout.geometry
     size, runs = np.uint64(geometry.block), np.uint64(geometry.runs)
     block, offset = np.divmod(index, size)
     slot, run = np.divmod(block, runs)
     place = slot * size + offset
-    common = mix64(block, *sign_words(words))
+    common = mix64(block, *signs)
+    # The upper half is the step of the block's sign sequence, the lower half its start.
     a, c = common >> np.uint64(32), common & np.uint64(0xFFFFFFFF)
     with np.errstate(over="ignore"):
         weyl = ((a * offset + c) >> np.uint64(31)) & np.uint64(1)
-    columns = np.empty((rows, index.size), dtype=np.uint64)
+    columns = np.empty((layout.rows, index.size), dtype=np.uint64)
     negative = np.empty_like(columns)
-    for j, (first, second, _) in enumerate(row_words(words, rows)):
+    for j, (first, second, _) in enumerate(by_row):
         h = mix64(run, first, second)
+        # The run is laid end to end and rotated by its shift, uniform in `[0, cols)`.
         columns[j] = (place + _scale(h >> np.uint64(32), cols)) % np.uint64(cols)
+        # Lowest bit: the shift took the upper half, so the flip is independent of it.
         negative[j] = (h & np.uint64(1)) ^ weyl
     return columns, negative

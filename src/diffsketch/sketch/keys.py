@@ -47,8 +47,10 @@ def hash_keys(values: Iterable[str | bytes], key: SketchKey) -> npt.NDArray[np.u
             for text in texts
         ]
         data = b"".join(parts)
+    # Ends of all texts in one array of bytes: the compiled loop needs no Python objects.
     offsets = np.zeros(len(parts) + 1, np.int64)
     np.cumsum(np.fromiter(map(len, parts), np.int64, len(parts)), out=offsets[1:])
+    # A secret of its own: whoever learns hashed keys learns nothing about the hashes of rounds.
     secret = hashlib.blake2b(key=key.secret, digest_size=16, person=b"ds-item-keys").digest()
     out = np.empty(len(parts), np.uint64)
     siphash(

@@ -78,6 +78,7 @@ class CellGrid:
     def step(self) -> float:
         """Distance of two values of the grid."""
         if self._wide:
+            # Zero is a value, so one of the `2**bits` values at an end stays unused.
             return self.limit / ((1 << (self.bits - 1)) - 1)
         return 2 * self.limit / ((1 << self.bits) - 1)
 
@@ -97,6 +98,7 @@ class CellGrid:
     @property
     def rounding_share(self) -> float:
         """Variance of the rounding over the mean square of the cells, at the limit they want."""
+        # Random rounding of `x + f` has the variance `f (1 - f)` steps squared: 1/6 on average.
         return (self._reach * self.step / self.limit) ** 2 / 6
 
     @property
@@ -135,6 +137,7 @@ class CellGrid:
         saturated, norms = kernels.round_cells(
             tables, self.step, self.bits, keys, out[:, :cells], shift=shift, order=order
         )
+        # `E x**4 = 3 std**4`: so a fourth root of `sum(x**4) / (3 cells)` is a standard deviation.
         reach = _MARGIN * self.headroom if self._wide else _REACH[self.bits] / (3 * cells) ** 0.25
         wanted = norms * (reach * self.step / self.limit)
         self._write_sizes(out[:, cells:], wanted, draws)
@@ -142,8 +145,8 @@ class CellGrid:
 
     def mean(self, total: Tensor, count: int | float) -> Tensor:
         """Cells of the mean table, float32, from the sum of `count` rounded ones."""
-        found = total.float().mul_(self.step / count)
-        return found if self._wide else found.add_(self.step / 2)
+        cells = total.float().mul_(self.step / count)
+        return cells if self._wide else cells.add_(self.step / 2)
 
     def again(self, total: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
         """Round cells of a sum, with their `middle` added, to as few bits as those of a message.
@@ -192,6 +195,7 @@ class CellGrid:
         of 16 values, whose digits in base `2**bits` are the cells. A table of zeros asks for no
         other limit. Few operations: on a device, each launch costs microseconds.
         """
+        # The middle of the 16 values asks for the present limit; 0.5 makes `floor` round at random.
         shift = 0.5 + (_SIZES - 1) / 2
         chance = (draws[:, 2].double() / 2.0**64 + shift).to(out.device, non_blocking=True)
         steps = torch.where(wanted > 0, wanted.double().log2_().mul_(2), 0.0)
@@ -207,6 +211,7 @@ class CellGrid:
         for place, digit in enumerate(sizes.tolist()):
             steps += base**place * (digit / count + base // 2)
         low, high = LIMITS
+        # Half octaves away from the middle value, of which the sum holds the mean over the senders.
         factor = 2 ** ((min(max(steps, 0), _SIZES - 1) - (_SIZES - 1) / 2) / 2)
         return min(max(self.limit * factor, low), high)
 
@@ -251,6 +256,8 @@ class SumPacking:
         """
         count = cells.shape[-1]
         size = self.words(count)
+        # Cells that are `size` apart share a word, so that packing is one shift and one sum over
+        # fields.
         fields = cells.new_zeros((*cells.shape[:-1], self.fields, size), dtype=torch.int32)
         fields.flatten(-2)[..., :count].copy_(cells).sub_(self.lowest)  # a view: it is contiguous
         return (fields << self._shifts(cells.device)).sum(-2, dtype=torch.int32)

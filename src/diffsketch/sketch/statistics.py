@@ -67,7 +67,7 @@ def _summaries(task, tasks, vectors, place, sizes, spreads, limits, bits, left):
     `bits` are those of the `limits`: the two ends, and the middle. Positive numbers are in the
     order of their bits. After a few steps, those that are between the ends go on alone.
     """
-    one, zero, infinite = np.float32(1), np.float32(0), vectors.dtype.type(np.inf)
+    unit, zero, infinite = np.float32(1), np.float32(0), vectors.dtype.type(np.inf)
     for item in range(vectors.shape[0] * task // tasks, vectors.shape[0] * (task + 1) // tasks):
         vector, rank, below = vectors[item], place, 0
         spreads[item] = _spread(vector)
@@ -76,36 +76,40 @@ def _summaries(task, tasks, vectors, place, sizes, spreads, limits, bits, left):
             for _ in range(steps):
                 if bits[0] >= bits[1]:
                     break
+                # Halfway in bits is halfway in the order of floats, and at most 31 (63) steps from
+                # the end.
                 bits[2] = bits[0] + ((bits[1] - bits[0]) >> 1)
                 count, limit = 0, limits[2]
                 for start in range(0, among.size, _PIECE):
-                    piece, some = among[start : start + _PIECE], zero
+                    piece, hits = among[start : start + _PIECE], zero
                     for i in range(piece.size):
-                        some += one if abs(piece[i]) <= limit else zero
-                    count += int(some)
+                        hits += unit if abs(piece[i]) <= limit else zero
+                    count += int(hits)
                 if count > rank:
                     bits[1] = bits[2]
                 else:
                     bits[0], below = bits[2] + 1, count
             if steps == _STEPS:
+                # Few numbers are between the ends by now: they are copied, and only they are
+                # counted further.
                 low, high, kept = limits[0], limits[1], 0
                 for start in range(0, vector.size, _PART):
-                    part, some = vector[start : start + _PART], zero
+                    part, hits = vector[start : start + _PART], zero
                     for i in range(part.size):
-                        some += one if (abs(part[i]) >= low) & (abs(part[i]) <= high) else zero
-                    if some > zero:
+                        hits += unit if (abs(part[i]) >= low) & (abs(part[i]) <= high) else zero
+                    if hits > zero:
                         for i in range(part.size):  # no branches: they would be taken at random
                             size = left[kept] = abs(part[i])
                             kept += (size >= low) & (size <= high)
                 among, rank, below = left[:kept], rank - below, 0
-        found = limits[0]
+        ranked = limits[0]
         count, least = 0, infinite
         for i in range(among.size):
-            count += abs(among[i]) <= found
+            count += abs(among[i]) <= ranked
         if count == rank + 1:  # the next one is another
             for i in range(among.size):
-                least = min(least, abs(among[i]) if abs(among[i]) > found else infinite)
+                least = min(least, abs(among[i]) if abs(among[i]) > ranked else infinite)
             if least == infinite:
                 for i in range(vector.size):
-                    least = min(least, abs(vector[i]) if abs(vector[i]) > found else infinite)
-        sizes[item, 0], sizes[item, 1] = found, found if least == infinite else least
+                    least = min(least, abs(vector[i]) if abs(vector[i]) > ranked else infinite)
+        sizes[item, 0], sizes[item, 1] = ranked, ranked if least == infinite else least

@@ -114,6 +114,7 @@ def new_result(like: Tensor, shape: tuple[int, ...]) -> Tensor:
     size = math.prod(shape) * like.itemsize
     if like.device.type != "cpu" or size < _HUGE:
         return like.new_empty(shape)
+    # A line more than is needed, so that the result can begin with a line of the cache.
     memory = np.empty(size + _LINE, np.uint8)
     skip = -memory.ctypes.data % _LINE
     return torch.from_numpy(memory[skip : skip + size]).view(like.dtype).view(shape)

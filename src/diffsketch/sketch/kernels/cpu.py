@@ -63,6 +63,7 @@ def _plan(length: int, layout: SketchLayout, itemsize: int) -> _Plan:
     if is_pairwise:
         copies = cpu_pairwise.COPIES if cols <= _SHORT_ROW // 16 else 1
     else:
+        # Longer rows have space for a chunk that begins in the last column: no end to go around.
         copies, width = _COPIES if cols <= _SHORT_ROW else 1, cols + min(block, cpu_blocked.CHUNK)
     spare = max(_SPARE, length * itemsize // 125) // (rows * width * itemsize)
     copies = copies if spare >= copies else 1
@@ -107,13 +108,14 @@ def encode(vectors: Tensor, seed: HashSeed, *, layout: SketchLayout, offset: int
         spare = max(_SPARE, source.nbytes // 125) // partial
         group = max(1, torch.get_num_threads() // plan.parts, spare)
     for first in range(0, len(batch), group):
-        some = slice(first, first + group)
-        _encode_long(batch[some], seed, tables[some], layout, offset, plan)
+        taken = slice(first, first + group)
+        _encode_long(batch[taken], seed, tables[taken], layout, offset, plan)
     return torch.from_numpy(out)
 
 
 def _encode_halves(vectors: Tensor, seed: HashSeed, layout: SketchLayout, offset: int) -> Tensor:
     """Tables of float16 or bfloat16, made float32 in pieces that take no more than a table does."""
+    # Not longer than a table is large: the conversion takes no more memory than the result.
     size = max(_STRETCH, layout.rows * layout.cols)
     pieces = (piece.float().contiguous() for piece in torch.split(vectors, size, -1))
     table = encode(next(pieces), seed, layout=layout, offset=offset)
@@ -124,6 +126,7 @@ def _encode_halves(vectors: Tensor, seed: HashSeed, layout: SketchLayout, offset
 
 def _run_short(kernel: Any, batch: Array, threads: int, *arguments: Any, scratch: int) -> None:
     """Run a loop over a batch of short vectors."""
+    # Four tasks a thread: one that is delayed does not keep the others waiting at the end.
     tasks = 1 if threads == 1 else min(len(batch), 4 * threads)
     run_tasks(
         kernel, tasks, threads, tasks, batch, *arguments,
@@ -137,6 +140,7 @@ def _encode_long(
     """Zeros are added to: partial tables of each vector, or if there are none, its table."""
     (kind, parts, copies, width), rows, cols = plan, layout.rows, layout.cols
     items, block, runs = len(batch), layout.geometry.block, layout.geometry.runs
+    # Without partial tables the sum is made in the result itself.
     tables = out[:, None]
     if copies:
         tables = np.zeros((items, parts * copies, rows, width), out.dtype)
@@ -198,6 +202,7 @@ def _padded(table: Array, result_bytes: int, layout: SketchLayout) -> Array:
     spare = 8 * _SPARE if layout.geometry.block <= _SHORT_BLOCK else _SPARE
     if size * len(table) > max(spare, result_bytes // 125):
         return table
+    # A pad longer than a row repeats it several times over.
     whole, rest = divmod(pad, layout.cols)
     return np.concatenate((table, *[table] * whole, table[..., :rest]), axis=-1)
 
@@ -219,6 +224,7 @@ def _estimate(
     if kind == "long" and table.shape[2] == layout.cols:
         table = _padded(table, result.nbytes, layout)
     place, row = result.ctypes.data - offset * size, length * size if items > 1 else 0
+    # All three are multiples of a line only if no bit below it is set in any of them.
     aligned = (place | row | layout.geometry.block * size) % BYTES == 0
     stream = aligned and result.nbytes >= _STREAM
     loops, arguments, scratch = _query_loops(layout, seed, table.dtype, combine, stream=stream)
@@ -258,6 +264,7 @@ def add_residual(
     scale: float, combine: Combine,
 ) -> bool:  # fmt: skip
     """Add `scale` times what a table's estimates miss of a vector, piece by piece."""
+    # A piece's estimates are used while they are in the caches: one pass over memory, not three.
     total, cells, size = out.numpy(), table.numpy()[None], min(_PIECE, layout.dim)
     if layout.family == "blocked":
         cells = _padded(cells, total.nbytes, layout)
@@ -361,26 +368,28 @@ def _top_k(
         _estimate(table, seed, values[None], layout, start, combine, threads)
         return values
 
+    # Estimates of a stretch at a time: all of them would take as much memory as the vector.
     scratch = _aligned(min(dim, _STRETCH), table.dtype)
     places = np.empty((-(-len(scratch) // _PIECE), _PIECE), np.int32)
-    found = np.empty(len(places), np.int64)
+    counts = np.empty(len(places), np.int64)
     if dim <= _STRETCH:
         sizes = np.abs(estimate(0, scratch)[:: -(-dim // _SAMPLE)])
     else:
         piece, one_of = scratch[:_PIECE], 8 * _PIECE // _SAMPLE
-        some = [np.abs(estimate(k, piece)[::one_of]) for k in range(0, dim, -(-dim // 8))]
-        sizes = np.concatenate(some)
+        samples = [np.abs(estimate(k, piece)[::one_of]) for k in range(0, dim, -(-dim // 8))]
+        sizes = np.concatenate(samples)
 
     def above(limit: Any) -> tuple[Array, npt.NDArray[np.int64]]:
         kept = []
         for start in range(0, dim, _STRETCH):
             values = estimate(start, scratch) if dim > _STRETCH else scratch
             tasks = -(-len(values) // _PIECE)
-            run_tasks(_find_above, tasks, threads, values, limit, places, found)
-            at = np.concatenate([places[k, : found[k]] for k in range(tasks)])
+            run_tasks(_find_above, tasks, threads, values, limit, places, counts)
+            at = np.concatenate([places[k, : counts[k]] for k in range(tasks)])
             kept.append((values[at], at + np.int64(start)))
-        return np.concatenate([one for one, _ in kept]), np.concatenate([at for _, at in kept])
+        return np.concatenate([large for large, _ in kept]), np.concatenate([at for _, at in kept])
 
+    # Of the sample. Four standard deviations more are kept, so that hardly ever too few are left.
     expected = count * len(sizes) / dim
     rank = math.ceil(expected + 4 * math.sqrt(expected)) + 4
     values, indices = np.empty(0, table.dtype), np.empty(0, np.int64)
@@ -388,23 +397,24 @@ def _top_k(
         values, indices = above(np.partition(sizes, len(sizes) - rank)[len(sizes) - rank])
     if len(values) < count:  # a rare sample
         values, indices = above(table.dtype.type(0))
+    # Stable: of equal estimates the first coordinate comes first, on every machine.
     order = np.argsort(-np.abs(values), kind="stable")[:count]
     return values[order], indices[order]
 
 
 @compiled(fastmath={"reassoc", "nnan", "nsz"})  # type: ignore[untyped-decorator]
-def _find_above(task: Any, values: Any, limit: Any, places: Any, found: Any) -> None:
+def _find_above(task: Any, values: Any, limit: Any, places: Any, counts: Any) -> None:
     """Write the indices of a piece's numbers of at least this size, and how many there are."""
-    one, zero, count, to = np.float32(1), np.float32(0), 0, places[task]
+    unit, zero, count, to = np.float32(1), np.float32(0), 0, places[task]
     for first in range(task * _PIECE, min((task + 1) * _PIECE, values.size), 64):
-        part, some = values[first : first + 64], zero
+        part, hits = values[first : first + 64], zero
         for i in range(part.size):  # vectorised: mostly there is none
-            some += one if abs(part[i]) >= limit else zero
-        if some > zero:
+            hits += unit if abs(part[i]) >= limit else zero
+        if hits > zero:
             for i in range(part.size):  # no branches: they would be taken at random
                 to[count] = first + i
                 count += abs(part[i]) >= limit
-    found[task] = count
+    counts[task] = count
 
 
 def round_cells(
@@ -427,6 +437,8 @@ def round_cells(
         norms = sizes.sum(axis=1) ** 0.25
     else:
         with np.errstate(over="ignore"):  # infinitely many steps: the limit moves as far as it can
+            # The loop has kept the bit pattern of the largest float, which orders as whole numbers
+            # do.
             norms = sizes.max(axis=1).astype(np.int32).view(np.float32) / step
     return torch.from_numpy(saturated.sum(axis=1)), torch.from_numpy(norms)
 
@@ -442,7 +454,7 @@ def _round_piece(
     for first in range(piece * _PIECE, min((piece + 1) * _PIECE, tables.shape[1]), _ROUNDED):
         table, to = tables[item, first : first + _ROUNDED], out[item, first : first + _ROUNDED]
         pattern, begin = patterns[item, first : first + _ROUNDED], np.uint64(first)
-        some = np.int32(0)
+        cut = np.int32(0)
         for i in range(table.size):
             bits = cpu_blocked.mix64(begin + np.uint64(i), first_key, second_key)
             drawn[i] = np.int32(bits >> np.uint64(40))
@@ -455,9 +467,9 @@ def _round_piece(
             chance = np.float32(drawn[i]) * np.float32(2**-24) - np.float32(0.5)
             place = np.floor((table[i] + shift) * inverse + chance)
             kept = min(max(place, low), high)
-            some += np.int32(1) if kept != place else np.int32(0)
+            cut += np.int32(1) if kept != place else np.int32(0)
             to[i] = np.int32(kept)
-        beyond += some
+        beyond += cut
     saturated[item, piece] = beyond
     sizes[item, piece] = total if powers else np.float64(largest)
 
@@ -490,6 +502,7 @@ def _short(seed: HashSeed, layout: SketchLayout, offset: int, length: int, items
         first, lanes = offset // block, BYTES // itemsize
         count = (offset + length - 1) // block + 1 - first
         signs, codes = np.empty((2, count), np.uint32), np.empty((count, rows), np.int64)
+        # A block, or a vector of lanes, may begin in the last column.
         width, copies = cols + max(block, lanes), _plan(length, layout, itemsize).copies
         words = seed.words_for(rows)
         cpu_blocked.hash_blocks(

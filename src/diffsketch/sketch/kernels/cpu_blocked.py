@@ -44,14 +44,16 @@ def hash_blocks(first, count, runs, cols, block, words, top, rows, stride, codes
         first_key, second_key = words[2 + 3 * (top + j)], words[3 + 3 * (top + j)]
         slot, run, done = first // runs, first % runs, 0
         while done < count:  # a slot after the other: within one, run follows run
-            some = min(runs - run, count - done)
+            taken = min(runs - run, count - done)
             at, begin = uint64(slot * block), uint64(j * stride)
-            for k in range(some):
+            for k in range(taken):
                 h = mix64(uint64(run + k), first_key, second_key)
+                # The run's shift, uniform in `[0, cols)`, and the block's place in the run.
                 start = (((h >> uint64(32)) * wide) >> uint64(32)) + at
                 start -= wide if start >= wide else uint64(0)
+                # Place and flip in one number: the loops load one array.
                 codes[done + k, j] = ((begin + start) << uint64(1)) | (h & uint64(1))
-            slot, run, done = slot + 1, 0, done + some
+            slot, run, done = slot + 1, 0, done + taken
 
 
 @compiled
@@ -59,6 +61,8 @@ def all_finite(tables):
     """Whether no cell is NaN or infinite."""
     bad, cells = 0, tables.reshape(-1)
     for i in range(cells.size):
+        # NaN is not below infinity either. Counted without a branch, so that the loop is
+        # vectorised.
         bad += 0 if abs(cells[i]) < np.inf else 1
     return bad == 0
 
@@ -102,12 +106,13 @@ def encode_short(task, tasks, vectors, out, lead, block, copies, width, codes, s
             ),
         )  # fmt: skip
         for k in range(whole, count):
+            # The first block may begin before the vector, and the last one end after it.
             into = max(lead - k * block, 0)
             at = k * block - lead + into
-            some, to = min(block - into, length - at), (k & mask) * rows * width + into
+            present, to = min(block - into, length - at), (k & mask) * rows * width + into
             step, start = signs[0, k], item * length + at
             phase = signs[1, k] + step * uint32(into)
-            add_signed(scratch, to, codes, k * rows, rows, vectors, start, some, step, phase)
+            add_signed(scratch, to, codes, k * rows, rows, vectors, start, present, step, phase)
         add_tables(tables, out[item : item + 1], block)
 
 
@@ -129,6 +134,7 @@ def query_short(task, tasks, outs, tables, lead, block, width, codes, signs, com
         for j in range(rows):
             for c in range(cols):
                 scratch[j * width + c] = table[j, c]
+            # Rows that repeat their start: a block that runs over the end reads on.
             for c in range(cols, width):
                 scratch[j * width + c] = scratch[j * width + c - cols]
         call(combine, (address(out), cells, at, whole, block, steps, phases))
@@ -148,14 +154,16 @@ def encode(
     """
     length, (copies, rows, width) = vectors.shape[1], tables.shape[1:]
     copies //= parts
+    # A task is a vector, a part of it, and a share of the rows or bands of rows.
     item, part, piece = task // (parts * shares), task // shares % parts, task % shares
     unit, units = rows * bands * piece // shares, rows * bands * (piece + 1) // shares
-    top, many = unit // bands, (units - 1) // bands + 1 - unit // bands
+    top, row_count = unit // bands, (units - 1) // bands + 1 - unit // bands
     chunk = min(block, CHUNK)
     first, stop = offset // chunk, offset + length
     chunks = (stop - 1) // chunk + 1 - first
     at, last = first + chunks * part // parts, first + chunks * (part + 1) // parts
     whole = chunk == block and bands == 1 and width > cols  # no end of a row to go around
+    # As many blocks as are hashed at once, or as copies take turns on before they begin anew.
     stretch = min(BATCH, max(1, _STRETCH // block)) * block if whole else BATCH * block
     at, last = max(at * chunk, offset), min(last * chunk, stop)
     source, base = item * length - offset, (item * parts + part) * copies * rows * width
@@ -167,7 +175,7 @@ def encode(
             end -= end % chunk
         hashed, count = at // block, (end - 1) // block + 1 - at // block
         stride = width if whole else 0
-        hash_blocks(hashed, count, runs, cols, block, words, top, many, stride, codes, signs)
+        hash_blocks(hashed, count, runs, cols, block, words, top, row_count, stride, codes, signs)
         turn = 0
         while at < end:
             k, into = at // block - hashed, at % block
@@ -177,12 +185,12 @@ def encode(
                 to = base + ((turn & (copies - 1)) * rows + top) * width + into
                 phase = signs[1, k] + step * uint32(into)
                 add_signed(
-                    tables, to, codes, k * rows, many, vectors, source + at, size, step, phase
+                    tables, to, codes, k * rows, row_count, vectors, source + at, size, step, phase
                 )
                 turn += 1
             else:
                 size = min(end - at, PIECE - into % PIECE, block - into)
-                for row in range(top, top + many):
+                for row in range(top, top + row_count):
                     low = width * max(unit - row * bands, 0) // bands
                     high = width * min(units - row * bands, bands) // bands
                     start = codes[k, row - top] >> 1
@@ -212,6 +220,7 @@ def query(
     chunk, lanes = min(block, QUERY_CHUNK), ends.shape[1]
     first = offset // chunk
     chunks = (offset + length - 1) // chunk + 1 - first
+    # Parts are cut at chunks, so that each is hashed by one task.
     c, last = first + chunks * (task % parts) // parts, first + chunks * (task % parts + 1) // parts
     places, cells, stop = scratch[0], scratch[1], min(length, last * chunk - offset)
     hashed, known, step_at, phase_at = 0, 0, address(signs), address(signs[1])
@@ -225,10 +234,13 @@ def query(
         inside = begin >= 0 and begin + max(chunk, lanes) <= stop
         if chunk == block and width > cols and inside:
             # Short blocks, no borders and no end of a row to go around: no decisions to make.
-            some = min(known - k, (stop - begin - max(chunk, lanes)) // chunk + 1)
+            run_of_blocks = min(known - k, (stop - begin - max(chunk, lanes)) // chunk + 1)
             at = address(codes) + k * rows * 8
-            call(combine, (to, address(table), at, some, chunk, step_at + 4 * k, phase_at + 4 * k))
-            c += some
+            call(
+                combine,
+                (to, address(table), at, run_of_blocks, chunk, step_at + 4 * k, phase_at + 4 * k),
+            )
+            c += run_of_blocks
             continue
         c += 1
         done, to = 0, to if inside else address(border)
@@ -239,6 +251,7 @@ def query(
             count = max(chunk - done, lanes)
             for j in range(rows):
                 count = min(count, (width - places[j]) // lanes * lanes)
+            # Less than a vector is left of the row: its columns are copied, around the end.
             over, count = count == 0, max(count, lanes)
             for j in range(rows):
                 at = j * width + places[j]

@@ -23,13 +23,15 @@ def _hash_signs(keys, block, runs, words, bits, numbers, places):
     """
     first_key, second_key, lower, upper = words[0], words[1], bits[0], bits[1]
     if block:
-        size, many = uint64(block), uint64(runs)
+        size, run_count = uint64(block), uint64(runs)
         for k in range(keys.size):
             number = keys[k] // size
-            into, slot = keys[k] - number * size, number // many
-            numbers[k], places[k] = number - slot * many, slot * size + into
+            into, slot = keys[k] - number * size, number // run_count
+            numbers[k], places[k] = number - slot * run_count, slot * size + into
             h = mix64(number, first_key, second_key)
+            # The top bit of `a * into + c` in 32 bits, as in `hashing._blocked`.
             turn = uint32((h >> uint64(32)) * into + h) >> uint32(31)
+            # All ones or all zeros: the bit of every row.
             lower[k] = upper[k] = uint32(0) - turn
         return
     for k in range(keys.size):
@@ -89,22 +91,23 @@ def encode(
     at, end, flat = starts[table], starts[last], tables.reshape(-1)
     is_own = last - table == 1  # no need to look up whose an item is
     while at < end:
-        some = keys[at : min(at + PIECE, end)]
-        _hash_signs(some, block, runs, words, bits, numbers, places)
+        piece = keys[at : min(at + PIECE, end)]
+        _hash_signs(piece, block, runs, words, bits, numbers, places)
         if not is_own:
-            for k in range(some.size):
+            for k in range(piece.size):
+                # Persons without items are passed over.
                 while starts[table + 1] <= at + k:
                     table += 1
                 owners[k] = table * rows * cols
         for j in range(rows * share // shares, rows * (share + 1) // shares):
-            _hash_columns(some, j, cols, block, words, bits, numbers, places, cells)
-            _sign(values, at, bits[j // 32], uint32(j % 32), some.size, signed)
+            _hash_columns(piece, j, cols, block, words, bits, numbers, places, cells)
+            _sign(values, at, bits[j // 32], uint32(j % 32), piece.size, signed)
             if is_own:
-                _add(cells, signed, some.size, flat, uint64((table * rows + j) * cols))
+                _add(cells, signed, piece.size, flat, uint64((table * rows + j) * cols))
             else:
-                for k in range(uint64(some.size)):
+                for k in range(uint64(piece.size)):
                     flat[uint64(owners[k] + j * cols) + uint64(cells[k])] += signed[k]
-        at += some.size
+        at += piece.size
 
 
 @compiled
@@ -121,18 +124,18 @@ def query(
     at, end = count * part // parts, count * (part + 1) // parts
     last = values[rows * PIECE :]
     while at < end:
-        some = keys[at : min(at + PIECE, end)]
-        _hash_signs(some, block, runs, words, bits, numbers, places)
+        piece = keys[at : min(at + PIECE, end)]
+        _hash_signs(piece, block, runs, words, bits, numbers, places)
         for j in range(rows):
-            _hash_columns(some, j, cols, block, words, bits, numbers, places, cells)
+            _hash_columns(piece, j, cols, block, words, bits, numbers, places, cells)
             begin, to = uint64((item * rows + j) * cols), uint64(j * PIECE)
-            for k in range(uint64(some.size)):
+            for k in range(uint64(piece.size)):
                 values[to + k] = table[begin + uint64(cells[k])]
-        whole = (some.size + GROUP - 1) // GROUP * GROUP
+        whole = (piece.size + GROUP - 1) // GROUP * GROUP
         to_last, from_rows = address(last), address(values)
         call(
             combine,
             (to_last, from_rows, address(rows_at), 1, whole, address(bits), address(bits[1])),
         )
-        outs[item, at : at + some.size] = last[: some.size]
-        at += some.size
+        outs[item, at : at + piece.size] = last[: piece.size]
+        at += piece.size

@@ -19,7 +19,7 @@ from diffsketch.sketch.kernels.estimators import Combine, estimator
 
 BYTES = 64
 GROUP = 16  # coordinates that are hashed one by one, at once
-_AHEAD = 4096  # bytes: so far before they are read, numbers are asked for
+_AHEAD = 4096  # bytes that numbers are asked for before they are read
 I32, I64 = ir.IntType(32), ir.IntType(64)
 
 
@@ -71,7 +71,7 @@ class Lanes:
             store.set_metadata("nontemporal", metadata)
 
     def prefetch(self, pointer, ahead):
-        """Ask for the line of the cache that is so many bytes after a pointer."""
+        """Ask for the line of the cache that is `ahead` bytes after a pointer."""
         place = self.builder.ptrtoint(pointer, I64)
         there = self.builder.inttoptr(self.builder.add(place, ahead), self.real.as_pointer())
         read, second_level, data = (ir.Constant(I32, k) for k in (0, 2, 1))
@@ -152,12 +152,12 @@ def add_signed(typingctx, table, at, codes, first, rows, source, begin, count, s
                 top = builder.shl(builder.trunc(code, I32), ir.Constant(I32, 31))
                 emit(builder.add(at, builder.ashr(code, _long(1))), top)
 
-        with builder.if_else(builder.icmp_signed("==", count, each)) as (one, more):
-            with one:
+        with builder.if_else(builder.icmp_signed("==", count, each)) as (single, several):
+            with single:
                 value = lanes.load(lanes.pointer(origin, begin))
                 signed = lanes.flip(value, lanes.ramp(step, phase))
                 each_row(lambda place, top: add(signed, place, lanes.splat(top)))
-            with more:
+            with several:
 
                 def add_all(place, top):
                     builder.store(lanes.ramp(step, builder.add(phase, top)), signs)
@@ -214,13 +214,13 @@ def flip_group(typingctx, values, at, source, begin, count, bits, first, bit):
             more = _long(part)
             place = lanes.pointer(origin, builder.add(begin, more))
             lanes.prefetch(place, _long(_AHEAD))
-            with builder.if_else(whole, likely=True) as (all_there, some):
+            with builder.if_else(whole, likely=True) as (all_there, part_there):
                 with all_there:
-                    everything, here = lanes.load(place), builder.block
-                with some:
+                    full, here = lanes.load(place), builder.block
+                with part_there:
                     rest, there = lanes.load(place, builder.sub(count, more)), builder.block
             value = builder.phi(lanes.real)
-            value.add_incoming(everything, here)
+            value.add_incoming(full, here)
             value.add_incoming(rest, there)
             words = lanes.load_words(words_at, builder.add(first, more))
             value = lanes.flip(value, builder.shl(words, shift))
@@ -304,12 +304,12 @@ def _each_vector(lanes: Lanes, rows: int, args: Any, emit: Any) -> None:
             emit(block, k, places, flips, signs)
             builder.store(builder.add(signs, jump), moved)
 
-    with builder.if_else(builder.icmp_signed("==", count, each)) as (one, more):
-        with one:
+    with builder.if_else(builder.icmp_signed("==", count, each)) as (single, several):
+        with single:
             each_block(
                 lambda block, places, flips, _, signs: emit(block, _long(0), places, flips, signs)
             )
-        with more:
+        with several:
             each_block(loop)
 
 

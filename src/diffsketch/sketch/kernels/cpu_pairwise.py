@@ -88,10 +88,12 @@ def encode(task, vectors, offset, tables, parts, shares, words, bits, values, pr
     if private.size:
         for k in range(copies):
             begin = base + k * apart
+            # Copied back at the end, so that no two threads write to one megabyte meanwhile.
             private[k * size : (k + 1) * size] = table[begin : begin + size]
         table, base, apart = private, 0, size
     while at < end:
         first = offset + at
+        # Not across a multiple of 2**32, where the upper half of the index changes the step.
         count, begin = min(PIECE, end - at, LINEAR - first % LINEAR), item * length + at
         _hash_bits(first, count, words, bits)
         for j in range(top, bottom):
@@ -123,6 +125,7 @@ def query(task, tables, outs, offset, parts, words, combine, places, bits, value
         for j in range(rows):
             begin = (item * rows + j) * cols
             _gather(first, count, j, cols, words, table, begin, cells, values, j * PIECE)
+        # Estimates come in whole groups: the last ones go through scratch, lest they run over.
         whole = (count + GROUP - 1) // GROUP * GROUP
         to = address(out) + at * size if whole == count else address(last)
         call(

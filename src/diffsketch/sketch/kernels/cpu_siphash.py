@@ -27,6 +27,7 @@ def _rounds(count, a, b, c, d):
 def siphash(data, offsets, first_key, second_key, out):
     """SipHash-2-4 of the bytes from `offsets[i]` to the next one, for each number `i` of `out`."""
     for i in range(out.size):
+        # The authors' initial state, "somepseudorandomlygeneratedbytes" in four words.
         a, b = first_key ^ uint64(0x736F6D6570736575), second_key ^ uint64(0x646F72616E646F6D)
         c, d = first_key ^ uint64(0x6C7967656E657261), second_key ^ uint64(0x7465646279746573)
         size = offsets[i + 1] - offsets[i]
@@ -39,5 +40,6 @@ def siphash(data, offsets, first_key, second_key, out):
                 word |= uint64(size & 255) << uint64(56)
             a, b, c, d = _rounds(2, a, b, c, d ^ word)
             a ^= word
+        # SipHash-2-4: two rounds for each word of input, four at the end.
         a, b, c, d = _rounds(4, a, b, c ^ uint64(255), d)
         out[i] = a ^ b ^ c ^ d

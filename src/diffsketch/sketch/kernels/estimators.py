@@ -58,6 +58,7 @@ def estimator(combine: Combine, rows: int) -> Estimator:
     """
     if combine == "mean":
         return Estimator((), tuple(range(rows)))
+    # One middle value of an odd number, two of an even one.
     places = tuple(sorted({(rows - 1) // 2, rows // 2}))
     return Estimator(_SELECT.get(rows) or _selection(rows, places), places)
 
@@ -68,6 +69,7 @@ def _selection(rows: int, places: tuple[int, ...]) -> Network:
     for i, j in reversed(_batcher(rows)):
         if i in wanted or j in wanted:
             kept.append((i, j))
+            # From here on back, both inputs of the comparator matter.
             wanted |= {i, j}
     return tuple(reversed(kept))
 

@@ -186,7 +186,7 @@ def _query(
     combine: Combine,
     missed: tuple[Tensor, float] | None = None,
 ) -> bool:
-    """Write estimates; or add what they miss of a vector, so many times, to what is there.
+    """Write estimates; or add the scale times what they miss of a vector to what is there.
 
     False, and nothing is done, if the latter takes two passes.
     """
@@ -252,15 +252,15 @@ def _gather_plan(case: _Case) -> tuple[int, _Launch, _Launch]:
     if layout.rows > _FEW_ROWS and size * items >= 2 * _TILE * _BUSY:
         tile = min(case.block, 2 * _TILE)  # the cache is the limit, not the memory: fewer hashes
     tiles = triton.cdiv(layout.cols, tile) * layout.rows
-    many = layout.rows * case.length * items >= _MANY or tiles * items >= _BUSY
-    is_wide = case.block >= _LONG_BLOCK and many
+    is_large = layout.rows * case.length * items >= _MANY or tiles * items >= _BUSY
+    is_wide = case.block >= _LONG_BLOCK and is_large
     if not is_wide:
         tile = min(_NARROW_TILE, triton.next_power_of_2(layout.cols))
         while tile > _NARROW_LEAST and triton.cdiv(layout.cols, tile) * layout.rows * items < 264:
             tile //= 2
         tiles = triton.cdiv(layout.cols, tile) * layout.rows
     wanted = _PROGRAMS // (tiles * items)
-    if not is_wide:  # a second launch takes as long as a program of so many additions
+    if not is_wide:  # a second launch takes as long as 2**18 additions of a program
         wanted = min(wanted // 4, triton.cdiv(run_count * tile, 1 << 18))
     spare = max(_SPARE * case.length * items, _LEAST_SPARE / 4) // (size * items)
     splits = int(max(1, min(wanted, spare + 1, run_count)))

@@ -25,13 +25,14 @@ def encode_items(
     """
     shape, keys = (layout.rows, layout.cols), keys.view(torch.int64)
     lead = () if offsets is None else (len(offsets) - 1,)
+    # Few items of one person fit into their type; a million ones would be lost in float32.
     wide = values.dtype if lead else torch.float64
     table = torch.zeros((*lead, *shape), dtype=wide, device=keys.device)
     for first in range(0, len(keys), _CHUNK):
-        some = keys[first : first + _CHUNK]
-        places, signs = _places_and_signs(some, seed, layout)
+        chunk = keys[first : first + _CHUNK]
+        places, signs = _places_and_signs(chunk, seed, layout)
         if offsets is not None:
-            item = torch.arange(first, first + len(some), device=keys.device)
+            item = torch.arange(first, first + len(chunk), device=keys.device)
             places += (torch.bucketize(item, offsets, right=True) - 1) * table[0].numel()
         part = values if len(values) == 1 else values[first : first + _CHUNK]
         table.view(-1).index_add_(0, places.view(-1), (part.to(wide) * signs).view(-1))
@@ -59,6 +60,7 @@ def _places_and_signs(keys: Tensor, seed: HashSeed, layout: SketchLayout) -> tup
     """Index of each key's cell in a table laid out row by row, and its sign: `(rows, keys)`."""
     first, second, *words = seed.words_for(layout.rows).view(np.int64).tolist()
     geometry, is_pairwise = layout.geometry, layout.family == "pairwise"
+    # What the signs are hashed from: the key itself, or its block.
     block = keys if is_pairwise else keys // geometry.block
     into, common = keys - block * geometry.block, _mix64(block, first, second)
     sequence = (_right(common, 32) * into + common) >> 31

@@ -34,8 +34,8 @@ def _mix64(value, first_key, second_key):
 @triton.jit
 def _keys(words_ptr, first):
     """Two consecutive words of the seed."""
-    one = tl.load(words_ptr + first).to(tl.uint64, bitcast=True)
-    return one, tl.load(words_ptr + first + 1).to(tl.uint64, bitcast=True)
+    first_word = tl.load(words_ptr + first).to(tl.uint64, bitcast=True)
+    return first_word, tl.load(words_ptr + first + 1).to(tl.uint64, bitcast=True)
 
 
 @triton.jit
@@ -55,8 +55,8 @@ def _sequence(keys, block):
 @triton.jit
 def _signed(x, phase, ACC: tl.constexpr):
     """`x` with its sign flipped where the top bit of `phase` is set."""
-    one = (phase & 0x80000000) | 0x3F800000
-    return x.to(ACC) * one.to(tl.float32, bitcast=True).to(ACC)
+    sign = (phase & 0x80000000) | 0x3F800000
+    return x.to(ACC) * sign.to(tl.float32, bitcast=True).to(ACC)
 
 
 @triton.jit
@@ -98,11 +98,11 @@ def _find(
 
 @triton.jit
 def _pieces(
-    x_ptr, signs, found, here, runs, cols, slots, offset, end, lane,
+    x_ptr, signs, begins, here, runs, cols, slots, offset, end, lane,
     BLOCK: tl.constexpr, TILE: tl.constexpr, INDEX: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """The same where the tile ends in another block of the run, or after its last one in a gap."""
-    _, block, into, flip, run, slot, place = found
+    _, block, into, flip, run, slot, place = begins
     is_last = slot >= slots - 1
     cut = tl.where(here & (slot < slots), BLOCK - into, 0)
     begin = tl.where(is_last, cols - place.to(tl.int32), BLOCK - into)
@@ -156,16 +156,16 @@ def encode_wide_kernel(
         )  # fmt: skip
         both = start + 1 < stop
         if both & a[0] & b[0]:
-            one = _piece(
+            first_piece = _piece(
                 x_ptr, signs, a[1], a[2], a[3], zero, zero, offset, end, lane,
                 BLOCK, INDEX, ACC, False,
             )  # fmt: skip
-            two = _piece(
+            second_piece = _piece(
                 x_ptr, signs, b[1], b[2], b[3], zero, zero, offset, end, lane,
                 BLOCK, INDEX, ACC, False,
             )  # fmt: skip
-            total += one
-            total += two
+            total += first_piece
+            total += second_piece
         else:
             total += _pieces(
                 x_ptr, signs, a, start < stop, runs, cols, slots, offset, end, lane,
@@ -390,8 +390,8 @@ def _pairwise(words_ptr, row, index, cols):
     i = index.to(tl.uint64)
     h = a_low * (i & 0xFFFFFFFF) + a_high * (i >> 32) + b
     column = ((h >> 32) * cols.to(tl.uint64)) >> 32
-    one, two = _keys(words_ptr, 0)
-    bits = _mix64(index, one, two) >> tl.cast(row, tl.uint64)
+    first_key, second_key = _keys(words_ptr, 0)
+    bits = _mix64(index, first_key, second_key) >> tl.cast(row, tl.uint64)
     return column.to(tl.int64), (bits << 31).to(tl.uint32)
 
 
@@ -424,12 +424,14 @@ def round_kernel(
     x_ptr += item * size
     out_ptr += item * stride
     keys_ptr += item * 3
-    one, two = _keys(keys_ptr, 0)
+    first_key, second_key = _keys(keys_ptr, 0)
     beyond = tl.zeros([CHUNK], dtype=tl.int32)
     for start in range(first, size, chunks * CHUNK):
         i = start + tl.arange(0, CHUNK)
         x = tl.load(x_ptr + i, mask=i < size, other=0.0)
-        drawn = (_mix64(i, one, two) >> 40).to(tl.int32).to(tl.float32) * (1.0 / 16777216)
+        drawn = (_mix64(i, first_key, second_key) >> 40).to(tl.int32).to(tl.float32) * (
+            1.0 / 16777216
+        )
         k = tl.floor(x * inverse + (drawn - 0.5))
         kept = tl.minimum(tl.maximum(k, -(2.0 ** (BITS - 1))), 2.0 ** (BITS - 1) - 1)
         tl.store(out_ptr + i, kept.to(out_ptr.dtype.element_ty), mask=i < size)
