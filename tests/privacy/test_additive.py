@@ -15,9 +15,8 @@ from diffsketch import CountSketch, SketchKey
 from diffsketch.errors import ArgumentError
 from diffsketch.privacy.accounting.events import GaussianEvent
 from diffsketch.privacy.claim import Relation, Trust
-from diffsketch.privacy.clipping import Bound, CoordinateBound, CoordinateQuantizer, NormBound
+from diffsketch.privacy.clipping import Bound, CoordinateBound, NormBound
 from diffsketch.privacy.mechanisms.additive import GaussianMechanism
-from diffsketch.privacy.mechanisms.integer import DiscreteLaplaceMechanism
 from diffsketch.privacy.secure_noise import SecureNoise
 from diffsketch.privacy.simulated_noise import FastNoise
 from diffsketch.sketch.hashing import FAMILIES, Family
@@ -119,19 +118,6 @@ def test_a_ready_made_table_is_not_taken_for_vectors() -> None:
     assert float(each.double().norm()) > 1.5  # the control
 
 
-def test_no_share_of_real_noise_is_for_a_secure_sum() -> None:
-    with pytest.raises(ArgumentError, match="trust must be local or central"):
-        GaussianMechanism(NormBound(1.0), 1.0, trust=Trust.DISTRIBUTED)
-
-
-def test_claim_says_what_it_is_about() -> None:
-    mechanism = GaussianMechanism(CoordinateBound(1.0, 4), 2.0, Relation.ADD_OR_REMOVE)
-    text = str(mechanism.claim)
-    assert "standard deviation 4 " in text
-    assert "one coordinate" in text
-    assert str(mechanism.claim.scope) == "coordinate unit, add-or-remove, local trust"
-
-
 def test_relation_and_trust_by_name() -> None:
     """A name must not halve the noise."""
     by_name = GaussianMechanism(NormBound(1.0), 2.0, "replace", "central")
@@ -152,48 +138,6 @@ def test_values_and_noise_that_cannot_be_private_are_refused() -> None:
     with pytest.raises(ArgumentError, match="std must be 0 or in"):  # would vanish in float32
         tiny.release(torch.ones(3), FastNoise(0))
     assert np.isfinite(tiny.release(torch.ones(3).double(), FastNoise(0)).numpy()).all()
-
-
-def numerical_epsilon(shift: float, count: int, delta: float) -> float:
-    """Of `count` numbers that move by `shift` each: convolutions of the loss on a fine grid."""
-    cells = 400
-    edges = np.linspace(0, shift, cells + 1)
-    one = np.concatenate([[math.exp(-shift) / 2], np.diff(-np.exp(-edges))[::-1] / 2, [0.5]])
-    losses = np.concatenate([[-shift], shift - (edges[:-1] + edges[1:])[::-1], [shift]])
-    step = 2 * shift / cells
-    # losses are -shift, -shift + step / 2, ..., shift: spread the middle ones over two points
-    grid = np.zeros(cells + 1)
-    grid[0], grid[-1] = one[0], one[-1]
-    grid[:-1] += one[1:-1] / 2
-    grid[1:] += one[1:-1] / 2
-    assert losses[1] == pytest.approx(-shift + step / 2)
-    total = np.ones(1)
-    for _ in range(count):
-        total = np.convolve(total, grid)
-    values = np.linspace(-count * shift, count * shift, len(total))
-    low, high = 0.0, count * shift
-    for _ in range(60):
-        middle = (low + high) / 2
-        found = (total * np.maximum(0, 1 - np.exp(middle - values))).sum()
-        low, high = (middle, high) if found > delta else (low, middle)
-    return high
-
-
-@pytest.mark.parametrize("relation", Relation)
-@pytest.mark.parametrize(("rows", "multiplier", "rounds"), [(1, 2.0, 1), (4, 0.5, 1), (5, 3.0, 8)])
-def test_coordinates_compose_over_rows_and_rounds(
-    rows: int, multiplier: float, rounds: int, relation: Relation
-) -> None:
-    quantizer = CoordinateQuantizer(CoordinateBound(0.7, rows), 256, 20)
-    claim = DiscreteLaplaceMechanism(quantizer, multiplier, relation=relation).claim
-    expected = numerical_epsilon(1 / (multiplier * rows), rows * rounds, 1e-5)
-    found = float(claim.epsilon(delta=1e-5, rounds=rounds))
-    assert found == pytest.approx(expected, rel=2e-3)
-    assert found <= rounds / multiplier * (1 + 1e-3)  # never worse than adding up epsilons
-    # Control: shares of all of the sensitivity, or of one row fewer, are something else.
-    assert found != pytest.approx(
-        numerical_epsilon(1 / (multiplier * rows), (rows + 1) * rounds, 1e-5), rel=1e-2
-    )
 
 
 def test_bad_arguments_are_refused() -> None:

@@ -15,12 +15,11 @@ from torch import Tensor
 
 from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.privacy.accounting.events import ApproximateEvent
-from diffsketch.privacy.claim import NoClaim, ProvenClaim, Relation, Trust, Unit
+from diffsketch.privacy.claim import NoClaim, ProvenClaim, Relation
 from diffsketch.privacy.mechanisms.binomial import (
     PAPER_SETTINGS,
     BinomialMechanism,
 )
-from diffsketch.privacy.secure_noise import SecureNoise
 from diffsketch.privacy.simulated_noise import FastNoise
 
 Vector = npt.NDArray[np.float64]
@@ -133,15 +132,6 @@ def test_condition_on_the_largest_shift() -> None:
     assert mechanism.shifts()[0].largest == 2000
     assert isinstance(replace(mechanism, trials=4 * 4000 - 1).claim, NoClaim)
     assert isinstance(replace(mechanism, trials=4 * 4000).claim, ProvenClaim)
-
-
-def test_claim_says_what_it_is() -> None:
-    mechanism = unit_shift(20, cohort=200, relation=Relation.ADD_OR_REMOVE)  # type: ignore[arg-type]
-    claim = mechanism.claim
-    assert isinstance(claim, ProvenClaim)
-    assert claim.scope.unit is Unit.CLIENT
-    assert claim.scope.relation is Relation.ADD_OR_REMOVE
-    assert claim.scope.trust is Trust.DISTRIBUTED
 
 
 def test_dropouts_weaken_the_claim() -> None:
@@ -261,18 +251,6 @@ def test_stated_variance() -> None:
     for factor, fits in ((1.0, True), (0.8, False)):
         ratio = float((factor * errors).square().mean()) / (mechanism.std**2 / 16)
         assert (abs(ratio - 1) < 0.06) == fits
-
-
-def test_wire_format() -> None:
-    """Messages take `bits`, sums `sum_bits`: the largest possible ones just fit."""
-    mechanism = BinomialMechanism(
-        dim=2, clip=1.0, limit=1.0, levels=12, trials=4, cohort=10, delta=1e-5
-    )
-    assert mechanism.bits == 4
-    assert 12 + 4 - 1 == 2**4 - 1
-    assert mechanism.sum_bits == math.ceil(math.log2(10 * 15 + 1)) == 8
-    message = mechanism.release(torch.tensor([[5.0, -5.0]]), SecureNoise())
-    assert 0 <= int(message.min()) <= int(message.max()) < 16
 
 
 def test_clipping_comes_first() -> None:

@@ -153,16 +153,6 @@ def test_shared_discrete_gaussians_need_more() -> None:
     assert excess(alone.event, pair(shared.logs, 1)) > 1.05
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "members"), KINDS)
-@pytest.mark.parametrize("std", [0.5, 1.0, 2.0])
-def test_three_rounds(kind: str, members: int, std: float) -> None:
-    one = case(kind, std, 2, members=members)
-    once = pair(one.logs[len(one.logs) // 4 : -(len(one.logs) // 4)], 2)
-    releases = both(both(once, once), once)
-    assert excess(events.repeated(one.event, 3), releases) <= 1 + 1e-6
-
-
 @pytest.mark.parametrize("rounds", [10, 100])
 @pytest.mark.parametrize("std", [1.0, 3.0])
 def test_many_rounds_of_discrete_gaussian_noise(rounds: int, std: float) -> None:

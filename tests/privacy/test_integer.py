@@ -19,7 +19,7 @@ from torch import Tensor
 
 from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.privacy.accounting.events import GaussianEvent, leaves
-from diffsketch.privacy.claim import Basis, Relation, Trust, Unit
+from diffsketch.privacy.claim import Relation, Trust
 from diffsketch.privacy.clipping import (
     CoordinateBound,
     CoordinateQuantizer,
@@ -34,9 +34,7 @@ from diffsketch.privacy.mechanisms.integer import (
     DiscreteLaplaceMechanism,
     IntegerMechanism,
     SkellamMechanism,
-    widest_step,
 )
-from diffsketch.privacy.secure_noise import SecureNoise
 from diffsketch.privacy.simulated_noise import FastNoise, Noise
 from diffsketch.sketch import CountSketch, SketchKey
 from diffsketch.sketch.hashing import Family, HashSeed, columns_and_signs
@@ -206,13 +204,6 @@ def test_rounds_towards_zero_at_last() -> None:
     assert applied(quantizer, values, AlwaysUp(0)).tolist() == [[1, 1], [-1, -1], [0, -1]]
 
 
-def test_sensitivity_uses_the_relation_once() -> None:
-    quantizer = Quantizer(NormBound(10.0), 1.0, 4, rejection=0)
-    assert quantizer.longest == quantizer.peak == 12.0
-    assert quantizer.sensitivity(Relation.ADD_OR_REMOVE) == 12.0
-    assert quantizer.sensitivity(Relation.REPLACE) == 24.0
-
-
 def filling(sketch: CountSketch, seed: HashSeed, place: int) -> tuple[Tensor, Tensor]:
     """Two vectors that differ in the coordinate `place`, and whose sums in float32 part.
 
@@ -255,16 +246,6 @@ def test_coordinates_stay_within_their_steps(steps: int, limit: float, seed: int
     assert grid.l1_sensitivity(Relation.ADD_OR_REMOVE) == steps
 
 
-def test_coordinates_are_rounded_right_on_average() -> None:
-    """Beyond 6 standard errors with probability below 1e-8; the control rounds to the nearest."""
-    grid = CoordinateQuantizer(CoordinateBound(1.0), 4, 1)
-    values = torch.full((40_000, 1), 0.3)
-    found = grid.prepared(values, FastNoise(2)) * grid.granularity
-    error = float(found.std()) / 200
-    assert abs(float(found.mean()) - 0.3) < 6 * error
-    assert abs(0.25 - 0.3) > 6 * error
-
-
 Kind: TypeAlias = type[DiscreteGaussianMechanism] | type[SkellamMechanism]
 
 SHARED: list[Kind] = [DiscreteGaussianMechanism, SkellamMechanism]
@@ -293,17 +274,6 @@ def multiplier_of(mechanism: IntegerMechanism, present: int | None = None) -> fl
     return float(leaf.noise_multiplier)
 
 
-def test_curvature_of_shares() -> None:
-    """Two members, term by term; with wide shares the second one is gone."""
-    for share in (0.6, 4.0):
-        mechanism = DiscreteGaussianMechanism(
-            steps(1), share * math.sqrt(2), relation=ONE, trust=Trust.DISTRIBUTED, cohort=2
-        )
-        q = math.exp(-((math.pi * share) ** 2))
-        curvature = 1 / (2 * share**2) + 4 * math.atanh(2 * q / (1 - q**3))
-        assert multiplier_of(mechanism) == pytest.approx(1 / widest_step(curvature), rel=1e-12)
-
-
 @pytest.mark.parametrize("multiplier", [0.3, 1.0, 10.0])
 def test_discrete_laplace_is_pure(multiplier: float) -> None:
     """No ratio of probabilities exceeds what is claimed; some do with a quarter of a step less."""
@@ -318,19 +288,6 @@ def test_discrete_laplace_is_pure(multiplier: float) -> None:
 
     assert largest_ratio(mechanism.scale) <= claimed
     assert largest_ratio(mechanism.scale - 0.25) > claimed * (1 - 1e-12)
-
-
-@pytest.mark.parametrize("kind", SHARED)
-def test_claims_say_what_they_are(kind: Kind) -> None:
-    quantizer = Quantizer(NormBound(2.0, unit=Unit.EXAMPLE), 0.01, 50)
-    mechanism = kind(quantizer, 4.0, relation=ONE, trust=Trust.CENTRAL, cohort=3)
-    claim = mechanism.claim
-    assert claim.basis is Basis.PROVEN
-    assert (claim.scope.unit, claim.scope.relation) == (Unit.EXAMPLE, ONE)
-    assert claim.scope.trust is Trust.CENTRAL
-    assert "one training example" in str(claim)
-    assert claim.epsilon(delta=1e-5, rounds=3).rounds == 3
-    assert mechanism.claim_for(1) == claim  # the server's noise does not depend on members
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -416,13 +373,6 @@ def test_sums_decode_to_the_mean_with_the_stated_noise(mechanism: IntegerMechani
     assert float(nearest.abs().max()) > tolerance
     uncentred = wrap(total, mechanism.bits).double().mean(0) * 0.25 / 5
     assert float((uncentred - vectors.mean(0)).abs().max()) > tolerance
-
-
-@every_case
-def test_secure_noise(mechanism: IntegerMechanism) -> None:
-    """Only whole-number samplers are used, so the secure source works. No chance in it."""
-    rounded = rounded_by(mechanism, torch.linspace(-0.3, 0.3, 6).expand(2, 6), SecureNoise())
-    assert mechanism.noised(rounded, SecureNoise()).dtype == torch.int64
 
 
 def noise_of_the_sum(mechanism: IntegerMechanism) -> tuple[int, Vector]:

@@ -269,17 +269,6 @@ def test_long_draws_do_not_run_into_the_next() -> None:
     assert shared_numbers(streams) == 0
 
 
-def test_rows_are_not_correlated() -> None:
-    """Seven standard errors: beyond with probability 1e-10 for 45 pairs of workers."""
-    draws = CohortNoise(KEY, range(10), round_index=3).normal(
-        (10, 20_000), 1.0, dtype=torch.float64
-    )
-    largest = float((np.corrcoef(draws.numpy()) - np.eye(10)).max())
-    assert abs(largest) < 7 / np.sqrt(20_000)
-    mixed = draws[0] + 0.1 * draws[1]  # the control
-    assert np.corrcoef(mixed, draws[1])[0, 1] > 7 / np.sqrt(20_000)
-
-
 def test_no_worker_has_no_rows() -> None:
     noise = cohort()
     for draw in EVERY.values():

@@ -295,11 +295,3 @@ def test_estimates_are_unbiased_with_the_stated_variance(
 
 def test_another_way_to_combine_rows_is_refused() -> None:
     refused(ArgumentError, "combine", query_variance, CountSketch(10, 1, 2), combine="max")
-
-
-def test_batches_have_no_claim_where_a_vector_is_no_longer_than_a_row() -> None:
-    ones = torch.ones(2)
-    for dim in (19, 20, 21):
-        claimed = claimed_per_round(dim, 3, 20, alpha=1e-3 * ones, sigma=ones)
-        assert torch.equal(claimed.isinf(), torch.full((2,), dim <= 20))
-        assert bool((claimed > 0).all())

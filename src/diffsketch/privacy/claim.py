@@ -257,6 +257,7 @@ class Epsilon:
         >>> Epsilon(2.5, 0.0, 1, Basis.MEASURED, scope).quantity("symbols")
         'ε ≥ 2.5 after 1 round'
         """
+        # A measurement bounds epsilon from below, everything else from above.
         measured, shown = self.basis is Basis.MEASURED, self.shown(digits)
         if style == "plain":
             sign = ">=" if measured else "="
@@ -353,6 +354,7 @@ class ProvenClaim:
     def __post_init__(self) -> None:
         _check_parts(self, "mechanism")
         check_event(self.event)
+        # An empty composition would claim an epsilon of 0 for whatever is sent.
         check(any(True for _ in leaves(self.event)), "event", "do something", self.event)
         if is_sampled(self.event):
             check_samplable(self.scope)
@@ -462,6 +464,7 @@ class PaperClaim:
         """The claim, for one round: it says nothing about several."""
         check_whole("rounds", rounds, least=1)
         check_delta(delta)
+        # A claim at some delta holds at every larger one, and says nothing about a smaller one.
         least = self.per_round.delta
         check(least <= delta < 1, "delta", f"be in [{least:g}, 1)", delta)
         check(rounds == 1, "rounds", "be 1, since a claim without proof does not compose", rounds)
@@ -579,6 +582,7 @@ def claim_from_json(data: Mapping[str, Any]) -> Claim:
             fields["event"] = from_json(fields["event"])
             if "doors" in fields:
                 return OpenClaim(scope, **{**fields, "doors": tuple(fields["doors"])})
+            # Written only where it is true.
             simulated = fields.pop("simulated", False)
             return (SimulatedClaim if simulated else ProvenClaim)(scope, **fields)
         if "source" in fields:

@@ -86,6 +86,7 @@ def clip_norm(values: Tensor, limit: float, *, dims: int = 1) -> Tensor:
     slack = (rows.shape[1] + 8) * 2.0**-52
     # By the largest entry first, or squares overflow and underflow.
     largest = rows.abs().amax(dim=1, keepdim=True).double()
+    # Zeros are divided by 1, and stay zeros.
     largest[largest == 0] = 1
     units = rows.double() / largest
     norms = torch.linalg.vector_norm(units, dim=1, keepdim=True)
@@ -93,6 +94,7 @@ def clip_norm(values: Tensor, limit: float, *, dims: int = 1) -> Tensor:
     beyond = ratios > 1
     for index in torch.nonzero((ratios - 1).abs() <= slack)[:, 0].tolist():
         beyond[index] = _exceeds(rows[index].tolist(), limit)
+    # Three slacks below the limit: for the norm, the quotient and the product.
     scaled = units * (limit * (1 - 3 * slack) / norms)
     # Numbers this small would be rounded by more than the slack.
     scaled[scaled.abs() < torch.finfo(torch.float64).tiny] = 0
@@ -103,6 +105,7 @@ def _exceeds(row: list[float], limit: float) -> bool:
     """Whether the norm is above the limit, with no rounding at all."""
 
     def whole(value: float) -> int:
+        # Denominators of floats are powers of two, 2**1074 at most: in that unit all are whole.
         numerator, denominator = value.as_integer_ratio()
         return numerator * (_ONE // denominator)
 
@@ -242,6 +245,7 @@ class FlaggedBound:
     def apply(self, cells: Tensor) -> Tensor:
         """Clip, and append the cell: `(..., cells + 1)`."""
         clipped = clip_norm(cells, 1.0)
+        # What is within the norm keeps its bits, so any other bit means that it was clipped.
         longer = (clipped != cells).any(dim=-1, keepdim=True)
         flags = torch.full_like(clipped[..., :1], self.low).masked_fill(longer, self.share)
         return torch.cat([clipped, flags], dim=-1)
@@ -398,6 +402,7 @@ class Quantizer(Grid):
         exact = bounded.detach().to("cpu", torch.float64) / self.granularity
         result = stochastic_round(exact, noise)
         for draw in range(_DRAWS + 1):
+            # On the whole numbers that would be sent: no rounding can hide that a norm is exceeded.
             again = result.square().sum(dim=-1) > self.largest
             if not bool(again.any()):
                 break
@@ -447,6 +452,7 @@ class CoordinateQuantizer(Grid):
     @property
     def longest(self) -> float:
         """The largest Euclidean norm of a message, in steps."""
+        # Vectors that are not encoded: every cell is one coordinate.
         if self.dim is None:
             return self.steps * math.sqrt(self.cells)
         # In a table, all coordinates may be in one cell of a row.

@@ -55,6 +55,7 @@ class ExponentialLaw:
     @property
     def radius(self) -> int:
         """Begin of the tails."""
+        # Where the exponent `abs(x / scale)**power / power` reaches `_TAIL`.
         return math.ceil(math.pow(self.power * _TAIL, 1 / self.power) * self.scale) + 1
 
     def weights(self, x: Integers) -> Floats:
@@ -65,6 +66,7 @@ class ExponentialLaw:
     def digits(self, x: int, bits: int) -> int:
         """The weight in `bits` binary digits."""
         power: Fraction = (abs(x) / Fraction(self.scale)) ** self.power / self.power
+        # The weight is below `exp(-bits)`, and so less than one unit of the last digit.
         if power > bits:
             return 0
         # The quotient is wrong by at most bits * 10**-prec, and so is its exponential.
@@ -114,8 +116,10 @@ class FourierLaw(ABC):
     @cached_property
     def _angles(self) -> tuple[int, Integers, Floats]:
         """`size`, the numbers `j` of angles, and their parts in the mean."""
+        # Errors of 2**-46 of a weight, which is `2**shift` times a probability.
         tail = (46 + self._shift) * math.log(2)  # 3 exp(-tail) of p is 3 * 2**-46 of a weight
         size = (int(1.1 * self.radius) + 3 + _bernstein(self.variance, tail)) | 1
+        # From this angle on `exp(-2 v s)` is below `exp(-tail)`.
         most = math.asin(min(1.0, math.sqrt(tail / 2 / self.variance))) * size / math.pi
         j = np.arange(min(size // 2, math.ceil(most)) + 1)
         parts = self._characteristic(np.square(np.sin(np.pi * j / size)))
@@ -125,6 +129,7 @@ class FourierLaw(ABC):
     def weights(self, x: Integers) -> Floats:
         """Float weights. The parts add up to that of 0, so errors stay of their size."""
         size, j, parts = self._angles
+        # Reduced before it is divided: large angles would lose the digits that a cosine depends on.
         turns = (np.abs(x)[:, None] * j) % size / size
         return np.asarray(np.cos(2 * np.pi * turns) @ parts)
 
@@ -229,7 +234,7 @@ class IntegerTable:
     that the first step needs are enough, and to keep `x` is decided as above with
     `factor * 2**(k + 2 + tail_bits - shift)`.
 
-    Guarantees (`tests/privacy/test_secure_noise.py`): sizes and `sure` are on the right side of
+    Guarantees (`tests/privacy/test_integer_table.py`): sizes and `sure` are on the right side of
     exact weights; the rule decides as exact weights do on chosen bits.
     """
 
@@ -245,8 +250,10 @@ class IntegerTable:
         """The table for a law; takes some milliseconds."""
         # Blocks as short as the table's size allows: one integer each, for narrow laws.
         shift = max(0, (2 * law.radius).bit_length() - (MAX_BLOCKS.bit_length() - 1))
+        # Blocks on both sides of 0, of which the outermost reach beyond the radius.
         half = (law.radius >> shift) + 1
         blocks = np.arange(-half, half, dtype=np.int64)
+        # Weights fall with the size: a block is highest at its end near 0 and lowest at the other.
         near = np.where(blocks < 0, -(blocks + 1 << shift) + 1, blocks << shift)
         far = np.where(blocks < 0, -blocks << shift, (blocks + 1 << shift) - 1)
         peaks = law.weights(near)
@@ -256,6 +263,7 @@ class IntegerTable:
         last = float(law.weights(np.array([half << shift]))[0])
         tops = np.append(peaks, last * steps) + SLACK * np.append(np.ones(2 * half), steps)
         # With room for the rounding of sums and for the ones that are added.
+        # All words but a part in 2**30 belong to a block or a tail.
         factor = int((1 - 2.0**-30) * 2.0**_WORD / tops.sum())
         starts = np.zeros(2 * half + 2, np.uint64)
         np.cumsum((factor * tops).astype(np.uint64) + np.uint64(1), out=starts[1:])
@@ -268,6 +276,7 @@ class IntegerTable:
     @cached_property
     def _guide(self) -> npt.NDArray[np.int16]:
         """The block of all words that begin with some bits, if all of them are kept; else -1."""
+        # The smallest and the largest word that begin with these bits.
         first = np.arange(1 << _GUIDE_BITS, dtype=np.uint64) << np.uint64(_WORD - _GUIDE_BITS)
         last = first + np.uint64((1 << _WORD - _GUIDE_BITS) - 1)
         index = np.searchsorted(self.starts[1:], first, side="right")
@@ -317,6 +326,7 @@ class IntegerTable:
             at, proposed = index[unclear], values[unclear]
             places, inner = words[unclear] - self.starts[at], at < len(self.starts) - 2
             least = self.factor * (self._weights(proposed, inner) - SLACK)
+            # A whole word more, since the random real beside the place is below 1.
             unclear = unclear[~(inner & (places + 1.0 <= least))]
         return values, unclear
 
@@ -325,6 +335,7 @@ class IntegerTable:
         index, _ = self.find(words)
         tails = len(self.starts) - 2
         places, inner, kept = words - self.starts[index], index < tails, np.zeros(len(words), bool)
+        # What cannot be kept whatever the further bits are needs none of them.
         possible = inner & (places < self.factor * (self._weights(values, inner) + SLACK))
         end = -self.lowest
         bits = end.bit_length()
@@ -338,6 +349,8 @@ class IntegerTable:
                 word = int(source(1, _WORD)[0])
                 size = end + (k << bits) + (word & (1 << bits) - 1)
                 values[i] = ~size if word >> 63 else size  # blocks are from -end to end - 1
+                # A number of step `k` is proposed with probability `2**-(k + 2 + bits)`, one of a
+                # block with `2**-shift`.
                 factor <<= k + 2 + bits - self.shift
             kept[i] = self._keep(source, int(values[i]), int(places[i]), factor)
         if not kept.all():
@@ -355,6 +368,7 @@ class IntegerTable:
         bits = 0
         while True:
             bits, place = bits + _WORD, (place << _WORD) + int(source(1, _WORD)[0])
+            # Enough digits that `factor` times their error is below the last bit of the place.
             more = factor.bit_length() + 8
             weight = self.law.digits(x, bits + more)
             # `weight` is within 1 of the exact one: decide where both bounds agree.

@@ -50,10 +50,13 @@ def bernoulli(probabilities: Floats) -> Integers:
     def fill(piece: slice) -> None:
         places, rest = np.arange(piece.start, piece.stop), probabilities[piece]
         while len(places):
+            # The next 32 binary digits of the probability are the whole part.
             scaled = rest * 2.0**32
             digits = scaled.astype(np.int64)
             words = random_words(len(rest), 32).astype(np.int64)
             result[places] = words < digits
+            # Equal so far, and digits are left: with none left, the number is not below the
+            # probability.
             (tied,) = np.nonzero((words == digits) & (scaled > digits))
             places, rest = places[tied], (scaled - digits)[tied]
 

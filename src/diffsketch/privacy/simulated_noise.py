@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -56,15 +56,15 @@ def float_type(name: str, scale: float, dtype: torch.dtype) -> type[np.float32 |
     """NumPy's type for a type that can hold the scale: noise must not vanish or overflow in it."""
     check(dtype in (torch.float32, torch.float64), "dtype", "be float32 or float64", dtype)
     info = torch.finfo(dtype)  # below its least normal number noise loses digits, or vanishes
-    good = scale == 0 or info.tiny <= scale <= info.max / 100
-    check(good, name, f"be 0 or in [{info.tiny:.2g}, {info.max / 100:.2g}] for {dtype}", scale)
+    holds = scale == 0 or info.tiny <= scale <= info.max / 100
+    check(holds, name, f"be 0 or in [{info.tiny:.2g}, {info.max / 100:.2g}] for {dtype}", scale)
     return np.float32 if dtype == torch.float32 else np.float64
 
 
 class Noise(ABC):
     """A stream of random numbers that belongs to one message."""
 
-    def part(self, rows: Tensor) -> Noise:  # noqa: ARG002
+    def part(self, rows: Tensor) -> Self:  # noqa: ARG002
         """The source to draw from for only these rows (indices or a mask) of a batch."""
         return self
 
@@ -103,6 +103,8 @@ class Noise(ABC):
         """Heads (int64) among `trials` fair coins."""
         check_whole("trials", trials, least=0)
         check(trials <= MAX_SCALE, "trials", "be in [0, 2**50]", trials)
+        # Pairs of coins are symmetric around their mean, as tables need it; an odd coin is a random
+        # bit.
         pairs, odd = divmod(trials, 2)
         heads = self._of(CoinsLaw(pairs) if pairs else None, shape) + pairs
         return heads + (self.words(shape) & 1) if odd else heads
@@ -128,9 +130,9 @@ class NoiseKey:
     """A secret of one simulated world, from which each message's noise is derived.
 
     >>> key = NoiseKey.from_integer(7)
-    >>> one = key.source(worker=0, round_index=0).normal((2,), 1.0, dtype=torch.float32)
-    >>> two = key.source(worker=1, round_index=0).normal((2,), 1.0, dtype=torch.float32)
-    >>> bool((one == two).any())
+    >>> first = key.source(worker=0, round_index=0).normal((2,), 1.0, dtype=torch.float32)
+    >>> second = key.source(worker=1, round_index=0).normal((2,), 1.0, dtype=torch.float32)
+    >>> bool((first == second).any())
     False
     """
 
@@ -151,6 +153,7 @@ class NoiseKey:
         """The noise of one worker's message in one round; the same numbers each time."""
         check_whole("worker", worker, least=0, most=2**64 - 1)
         check_whole("round_index", round_index, least=0, most=2**64 - 1)
+        # Fixed lengths: no two pairs of worker and round give the same text.
         text = worker.to_bytes(8, "little") + round_index.to_bytes(8, "little")
         digest = hashlib.blake2b(text, key=self.secret, digest_size=32, person=b"ds-noise")
         return FastNoise(int.from_bytes(digest.digest(), "little"))
@@ -166,10 +169,6 @@ class SimulatedNoise(Noise):
     """Samplers in floating point on a generator that a subclass puts in place for each row."""
 
     _rng: np.random.Generator
-
-    def part(self, rows: Tensor) -> SimulatedNoise:  # noqa: ARG002
-        """The source to draw from for only these rows (indices or a mask) of a batch."""
-        return self
 
     @abstractmethod
     def _each(self, rows: Iterable[_Row]) -> Iterator[_Row]:
@@ -289,16 +288,14 @@ class CohortNoise(SimulatedNoise):
     """
 
     def __init__(self, key: NoiseKey, workers: Sequence[int], *, round_index: int) -> None:
-        # Made in every round: what is right is seen here, without a call.
-        if not isinstance(key, NoiseKey):
-            check_type("key", key, NoiseKey)
-        if type(round_index) is not int or not 0 <= round_index < 1 << 64:
-            check_whole("round_index", round_index, least=0, most=2**64 - 1)
+        check_type("key", key, NoiseKey)
+        check_whole("round_index", round_index, least=0, most=2**64 - 1)
         self._key, self._round = key, round_index
         self._workers = [int(worker) for worker in workers]
         for number in (min(self._workers, default=0), max(self._workers, default=0)):
             if not 0 <= number < 1 << 63:
                 check(False, "workers", "be in [0, 2**63)", number)
+        # How often each worker has drawn: its place in the counter, so that nothing repeats.
         self._draws = dict.fromkeys(self._workers, 0)
         if len(self._draws) != len(self._workers):
             raise ArgumentError("workers must be different, or they would add the same noise")
@@ -311,22 +308,25 @@ class CohortNoise(SimulatedNoise):
     def _state(self) -> Any:
         """State that the generator is set to before each draw: faster than `Philox(key=...)`."""
         text, secret = self._round.to_bytes(8, "little"), self._key.secret
+        # 16 bytes are a key of Philox4x64: two words of 64 bits.
         digest = hashlib.blake2b(text, key=secret, digest_size=16, person=b"ds-cohort-noise")
         words = np.frombuffer(digest.digest(), "<u8").astype(np.uint64)
         return {
             "bit_generator": "Philox",
             "state": {"counter": np.zeros(4, np.uint64), "key": words},
             "buffer": np.zeros(4, np.uint64),
+            # An empty buffer: four words are used up, so that the next draw begins with the
+            # counter.
             "buffer_pos": 4,
             "has_uint32": 0,
             "uinteger": 0,
         }
 
-    def part(self, rows: Tensor) -> CohortNoise:
+    def part(self, rows: Tensor) -> Self:
         """The noise of the workers whose rows are given (indices or a mask), as they go on."""
         indices = rows.nonzero().flatten() if rows.dtype == torch.bool else rows
         workers = [self._workers[i] for i in indices.tolist()]
-        other = CohortNoise(self._key, workers, round_index=self._round)
+        other = type(self)(self._key, workers, round_index=self._round)
         other._draws = self._draws  # shared: numbers that a part has drawn are not drawn again
         return other
 

@@ -142,8 +142,10 @@ def least_padding(
         return _claims(lengths, rows, cols, ratios) <= target_claimed
 
     # Of all workers at the same time. No claim holds for vectors that are not longer than a row.
+    # No shorter than the vector, and longer than a row: below that, nothing is claimed.
     low = np.full(ratios.shape, min(max(dim, cols + 1), dim + most))
     high = np.full_like(low, dim + most)
+    # Where the first length suffices, the search is over.
     high = np.where(suffices(low), low, high)
     enough = suffices(high)
     while bool((high - low > 1).any()):  # for all of them, also where none suffices
@@ -194,6 +196,7 @@ def estimates(vectors: Tensor, *, validate: bool = True) -> tuple[Tensor, Tensor
     """Estimate alpha and sigma in one go; `validate` unless that was done."""
     values = _checked(vectors) if validate else vectors
     *lead, length = values.shape
+    # As `numpy.quantile`: between two order statistics, linearly.
     position = 0.9 * (length - 1)
     place = math.floor(position)
     if values.device.type == "cpu" and values.dtype in (torch.float32, torch.float64):
@@ -248,6 +251,7 @@ def query_variance(sketch: CountSketch, *, combine: Combine) -> float:
     unbiased: a row's error is as likely as its opposite.
     """
     check(combine in ("median", "mean"), "combine", "be 'median' or 'mean'", combine)
+    # Each of the other coordinates shares the cell with probability `1 / cols`.
     row = (sketch.dim - 1) / sketch.cols
     if combine == "mean":
         return row / sketch.rows

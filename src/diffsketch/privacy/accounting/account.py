@@ -238,6 +238,7 @@ class Account:
         spent, more = _prices(totals), prices_of(claim)
 
         def exceeds(rounds: int) -> bool:
+            # Prices are linear in the rounds, so that no event has to be composed by hand.
             names = {*spent, *more}
             total = {name: spent.get(name, 0) + rounds * more.get(name, 0) for name in names}
             return not is_within(total, budget)
@@ -281,6 +282,7 @@ class Account:
             MismatchError: They are about different things.
         """
         self.merge(copy)
+        # A copy that was read from text counts in a new series: the one it left off is meant.
         name = copy._left_off or copy._series
         if self._counts.get(name, {}) == copy._counts.get(name, {}):
             self.begin_series(name)
@@ -423,6 +425,7 @@ class Account:
         }
         budget = self.budget and asdict(self.budget)
         body = {"party": self.party, "budget": budget, "series": self._series, "spent": spent}
+        # A checksum over the content alone, in a form that does not depend on how it was written.
         head = {"format": _FORMAT, "version": _VERSION, "checksum": _digest(as_text(body))}
         return as_text({**head, "account": body}) + "\n"
 

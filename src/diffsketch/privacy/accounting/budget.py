@@ -86,6 +86,7 @@ def _epsilon_of(prices: Prices, delta: float) -> float:
     """Epsilon of releases with these prices: in closed form where all of them are Gaussian."""
     parts: list[events.Event] = []
     for name, price in prices.items():
+        # Sums of prices may be rounded down, and a budget must not be exceeded by that.
         above = price * (1 + _ROUNDING)
         # A price that underflowed to 0 adds nothing, and no event has an infinite multiplier.
         if price == 0:
@@ -183,10 +184,11 @@ def weaker(claim: Claim, other: Claim | None) -> Claim:
         ArgumentError: A claim is measured.
         MismatchError: They are about different units, relations or trust.
     """
+    # Weaker and weaker: what is claimed says less than what is proven.
     ranks = {Basis.PROVEN: 0, Basis.CLAIMED: 1, Basis.NONE: 2}
-    for each in (claim, other or claim):
-        if each.basis not in ranks:
-            raise ArgumentError(f"claim must be of a mechanism, not {each.basis}, got {each}")
+    for part in (claim, other or claim):
+        if part.basis not in ranks:
+            raise ArgumentError(f"claim must be of a mechanism, not {part.basis}, got {part}")
     if other is None or other is claim:
         return claim
     if other.scope != claim.scope:
@@ -194,7 +196,7 @@ def weaker(claim: Claim, other: Claim | None) -> Claim:
             f"claims of one account must be about the same: {claim.scope}, got {other.scope}"
         )
     if isinstance(claim, PaperClaim) and isinstance(other, PaperClaim):
-        return max(claim, other, key=lambda each: float(each.per_round))
+        return max(claim, other, key=lambda part: float(part.per_round))
     for opened, second in ((claim, other), (other, claim)):
         if isinstance(opened, OpenClaim) and isinstance(second, OpenClaim | SimulatedClaim):
             more = second.doors if isinstance(second, OpenClaim) else ("exact noise",)

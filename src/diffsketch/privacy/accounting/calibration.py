@@ -151,6 +151,7 @@ class PoissonSampler:
 
     def draw(self, noise: Noise) -> Tensor:
         """The members of one round, in ascending order (int64). Draw anew for each round."""
+        # In float64: rounded to float32, the rate would be another than the claim's.
         odds = torch.full((self.members,), self.rate, dtype=torch.float64)
         return noise.bernoulli(odds).nonzero().squeeze(1)
 

@@ -111,14 +111,15 @@ gaussian, laplace, approximate = GaussianEvent, LaplaceEvent, ApproximateEvent
 
 def poisson_sampled(rate: float, event: Event) -> Leaf:
     """`event` on such a sample; a rate of 1 leaves it as it is."""
+    # Made in any case, as it checks its arguments.
     sampled = PoissonEvent(rate, event)  # type: ignore[arg-type] # it checks the kind
     return sampled.event if rate == 1 else sampled
 
 
 def repeated(event: Event, count: int) -> Event:
     """`event`, `count` times over."""
-    many = RepeatedEvent(count, event)
-    return event if count == 1 else many
+    repetition = RepeatedEvent(count, event)
+    return event if count == 1 else repetition
 
 
 def composed(*events: Event) -> Event:
@@ -158,6 +159,8 @@ def pure_bound(leaf: Event) -> float:
             return 1 / leaf.noise_multiplier
         case PoissonEvent():
             rate, inner = leaf.rate, pure_bound(leaf.event)
+            # Two forms of one formula: the first keeps digits of small losses, the second does not
+            # overflow.
             if inner < 1:
                 return math.log1p(rate * math.expm1(inner))
             return inner + math.log(rate + (1 - rate) * math.exp(-inner))
@@ -227,6 +230,8 @@ def epsilon_for(event: Event, delta: float) -> float:
         if isinstance(leaf, GaussianEvent):
             shifts.append(math.sqrt(count) / leaf.noise_multiplier)
         elif isinstance(leaf, ApproximateEvent):
+            # In logarithms, as a product of many numbers near 1; and their sum, which is never too
+            # small.
             stays += count * math.log1p(-leaf.delta)
             fails += count * leaf.delta
             if leaf.epsilon > 0:  # else it tells nothing unless it fails
@@ -288,6 +293,8 @@ def _log_delta(u: float, mu: float) -> float:
         second = math.exp(-u * u / 2 - _LOG_ROOT_TWO_PI - float(log_ndtr(-u))) * mills(u + mu)
         return float(log_ndtr(-u)) + math.log1p(-second)
     if mu < _SMALL_SHIFT:
+        # Taylor series around the middle, with `m' = x m - 1`: the two ratios agree in most digits
+        # here.
         middle = u + mu / 2
         first = middle * mills(middle) - 1
         third = 2 * first + middle * (mills(middle) + middle * first)
@@ -306,6 +313,7 @@ def few_kinds(parts: Mapping[Leaf, int]) -> Counter[Leaf]:
     """
     ratio, merged = 1.0, Counter(parts)
     while len(merged) > _MOST_KINDS and ratio < _MOST_RATIO:
+        # Coarser and coarser grids, until few enough kinds are left.
         ratio = 1 + 1e-3 if ratio == 1 else ratio**1.5
         merged = Counter()
         for leaf, count in parts.items():

@@ -43,7 +43,7 @@ from diffsketch.privacy.accounting.events import (
 _Array: TypeAlias = npt.NDArray[np.float64]
 _Parts: TypeAlias = Mapping[Leaf, int]
 
-_SMALL = 50  # a delta of so many margins: what is taken off it may cost more than Rényi's looseness
+_SMALL = 50  # margins in a delta, below which taking one off may cost more than Rényi's looseness
 _STEP = 0.02  # of the standard deviation of a round's loss: overstates epsilon by about 1e-4
 _COARSE_STEP = 0.05  # where many different events have to share the time
 _FEW = 10
@@ -77,7 +77,7 @@ def as_dp_event(event: Event) -> Any:
 
 
 def epsilon_for(parts: _Parts, delta: float) -> float:
-    """The least epsilon that is known to hold with `delta` > 0 for so many of each event."""
+    """The least epsilon that is known to hold with `delta` > 0 for these events and counts."""
     margin = distrust(parts)
     # A margin that eats half of delta, or losses beyond floats: no grid.
     if delta < 2 * margin or not tractable(parts):
@@ -107,6 +107,7 @@ def distrust(parts: _Parts) -> float:
 
 def grid_step(parts: _Parts) -> float:
     """The distance of neighbouring losses on the grid that fits these events."""
+    # The mean variance of one round: grids that fit it also fit their sum.
     rounds = sum(parts.values())
     variance = math.fsum(count * _spread(leaf) ** 2 for leaf, count in parts.items()) / rounds
     step = (_STEP if len(parts) <= _FEW else _COARSE_STEP) * math.sqrt(variance)
@@ -126,6 +127,7 @@ def loss_distribution(parts: _Parts, step: float) -> Any:
         for leaf in kinds:
             inner, rate = (leaf.event, leaf.rate) if isinstance(leaf, PoissonEvent) else (leaf, 1.0)
             if isinstance(inner, ApproximateEvent):
+                # The worst of all that is pure with this epsilon.
                 loss = _randomised_response(inner.epsilon, step)
             elif isinstance(inner, GaussianEvent):
                 loss = _sampled_gaussian(inner.noise_multiplier, rate, step)
@@ -185,6 +187,7 @@ def _randomised_response(bound: float, step: float) -> Any:
     """
     masses: dict[int, float] = {}
     for loss in (bound, -bound):
+        # Of two answers with the ratio `exp(bound)`, the true one is as likely as this.
         mass = 1 / (1 + math.exp(-loss))
         below = math.floor(loss / step)
         excess = loss - below * step
@@ -210,6 +213,7 @@ def _widest(leaf: Leaf) -> float:
         return _widest(leaf.event)
     if isinstance(leaf, GaussianEvent):
         mu = 1 / leaf.noise_multiplier
+        # The loss is normal with mean `mu**2 / 2` and deviation `mu`.
         return mu * mu / 2 + _TAIL * mu
     return pure_bound(leaf)
 
@@ -237,6 +241,7 @@ def _spread(leaf: Leaf) -> float:
 
 def renyi_epsilon(parts: _Parts, delta: float) -> float:
     """The least epsilon that the divergences imply for `delta` > 0."""
+    # As zero-concentrated privacy: it says near which order the best bound is.
     rho = math.fsum(count * _slope(leaf) for leaf, count in parts.items())
     orders = np.array(DEFAULT_RDP_ORDERS)
     best = math.sqrt(math.log(1 / delta) / rho) if rho > 0 else 0.0

@@ -173,6 +173,7 @@ class BinomialMechanism:
     def shifts(self) -> tuple[Shift, Shift]:
         """Two bounds on how far a member moves the sum: one for certain, one nearly so."""
         root, values = math.sqrt(self.dim), self._scope.relation.values
+        # A vector moves by twice its norm if it is replaced, by its norm if it becomes zeros.
         r = self.clip / self.step * values
         span = (self.levels - 1) * values / 2
         largest = float(math.ceil(min(r, span)))
@@ -191,6 +192,7 @@ class BinomialMechanism:
 
     def centred(self, total: Tensor, count: int) -> Tensor:
         """A sum of `count` messages in units of the data (float64), its noise around 0."""
+        # The mean of fair coins; levels count from `-limit`, in steps.
         expected = count * self.trials / 2
         return (total.double() - expected) * self.step - count * self.limit
 
@@ -229,6 +231,7 @@ def _theorem(shift: Shift, variance: float, delta: float, dim: int) -> float:
     """The theorem's epsilon for this delta; infinite where its condition fails."""
     if not variance >= _least_variance(shift, delta, dim):
         return math.inf
+    # Term by term as in the docstring, for fair coins.
     log = math.log(10 / delta)
     main = shift.l2 * math.sqrt(2 * math.log(1.25 / delta) / variance)
     second = shift.l2 * 7 / 4 * math.sqrt(2 * log) + shift.l1 / 3

@@ -115,6 +115,7 @@ def noise_norm(
     std = math.sqrt(variance)
     if log_tail is None:
         return std * (math.sqrt(cells) + math.sqrt(2 * math.log(1 / failure)))
+    # In steps of 5%: the bound is at most that much too large.
     largest = std
     while log_tail(largest) > math.log(failure / (4 * cells)):
         largest *= 1.05
@@ -132,10 +133,12 @@ def widest_step(curvature: float) -> float:
     29.9986
     """
     if curvature <= 2.05:
+        # The smaller root of `w**2 - w**4 / 12 = kappa`, without cancellation.
         square = 2 * curvature / (1 + math.sqrt(1 - curvature / 3))
         return math.sqrt(square) * (1 + _ROUNDING)
     from scipy.special import ndtri_exp
 
+    # From `Phi(3w/2) <= 1`: `Phi(-w/2) = exp(-half) / (1 + 2 exp(-half))`.
     half = curvature / 2
     return -2 * float(ndtri_exp(-half - math.log1p(2 * math.exp(-half)))) * (1 + _ROUNDING)
 
@@ -148,8 +151,8 @@ class IntegerMechanism(ABC):
     * `distributed` trust: every one of the `cohort` members adds its share, and the claim is about
       their secure sum. It holds while all of them contribute; `claim_for` says what holds if only
       some did. The relation add-or-remove means that a member's table becomes zero (it still adds
-      its share of the noise). With `lost`, shares are for `cohort - lost` members: so many may stay
-      away, or tell the viewer their noise, and the claim is the same.
+      its share of the noise). With `lost`, shares are for `cohort - lost` members: `lost` of them
+      may stay away, or tell the viewer their noise, and the claim is the same.
     * `central` trust: members send messages without noise to a server which they trust, and which
       adds `draw` once, to the sum.
 
@@ -213,6 +216,7 @@ class IntegerMechanism(ABC):
         if self.rate != 1 or self.records != 1:  # of clients, methods say nothing of samples
             unit = self._scope.unit
             check(unit in (Unit.EXAMPLE, Unit.PERSON), "unit", "be example or person", unit)
+        # Names become members here, once, so that comparisons below are by identity.
         object.__setattr__(self, "relation", self._scope.relation)
         object.__setattr__(self, "trust", self._scope.trust)
 
@@ -306,9 +310,11 @@ class IntegerMechanism(ABC):
         Every member is taken to have its whole norm in the same cell.
         """
         sources = 1 if self.trust is Trust.CENTRAL else self.cohort
+        # Room between the largest sum without noise and the end of the modulus.
         margin = (1 << (self.bits - 1)) - self._summed(self.cohort) * self.quantizer.peak
         if margin <= 0:
             return 1.0
+        # A union bound over both tails of every cell.
         log_tail = math.log(2 * self.quantizer.cells) + self._log_tail(margin, sources)
         return math.exp(min(0.0, log_tail))
 
@@ -365,6 +371,7 @@ class IntegerMechanism(ABC):
         quantizer = self.quantizer
         if not isinstance(quantizer, Quantizer):
             raise ArgumentError("granularity must be given where coordinates are rounded")
+        # Bisection of the logarithm: steps range over ten orders of magnitude.
         limit = math.log(quantizer.bound.limit)
         fine, coarse, fitting = limit - 20, limit + 3, None
         for _ in range(_HALVINGS + 1):
@@ -448,6 +455,7 @@ class DiscreteGaussianMechanism(IntegerMechanism):
     @cached_property
     def _share(self) -> float:
         """The parameter of one message's noise."""
+        # Shares of independent noise add up by their variances.
         sigma = self.noise_multiplier * self.quantizer.sensitivity(self.relation)
         return sigma / math.sqrt(self._parts)
 
@@ -464,6 +472,7 @@ class DiscreteGaussianMechanism(IntegerMechanism):
         share, members = self._share, present if self.shared else 1
         k = np.arange(1, members, dtype=np.float64)
         q = np.exp(-2 * (math.pi * share) ** 2 * k / (k + 1))
+        # The second sum of the docstring: by how much sums of shares differ from one wide source.
         excess = 4 * float(np.arctanh(2 * q / (1 - q**3)).sum())
         curvature = 1 / (members * share**2) + excess
         shift = self.quantizer.sensitivity(self.relation)
@@ -517,11 +526,13 @@ class DiscreteLaplaceMechanism(IntegerMechanism):
     def scale(self) -> float:
         """Scale of the noise, in steps."""
         shift = self.quantizer.l1_sensitivity(self.relation)
+        # The positive root of the equation in the docstring, for `b`.
         root = math.sqrt(shift**2 + self.quantizer.bound.rows / self.noise_multiplier)
         return self.noise_multiplier * (shift + root) / 2
 
     @property
     def _noise_variance(self) -> float:
+        # Of the two-sided geometric law: `2 q / (1 - q)**2` with `q = exp(-1 / scale)`.
         return 2 * math.exp(-1 / self.scale) / math.expm1(-1 / self.scale) ** 2
 
     def draw(self, shape: tuple[int, ...], noise: Noise) -> Tensor:

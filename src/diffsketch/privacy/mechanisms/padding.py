@@ -50,6 +50,7 @@ def factor(
     The last one is kept with the seed.
     """
     key, stop = ("factor", sketch, start), sketch.dim if stop is None else stop
+    # Counts of the span that was asked for last, and its factor.
     counted, counts, lower = seed.memo.get(key, (start, 0.0, None))
     if stop < counted:
         counted, counts, lower = start, 0.0, None
@@ -78,6 +79,7 @@ def is_factored(sketch: CountSketch, start: int, stop: int) -> bool:
     if padding < cells:
         return False  # G is singular
     geometry = sketch.layout.geometry
+    # What is counted: a coordinate by itself, or a run, which costs as much however long it is.
     units = padding if sketch.family == "pairwise" else min(padding, geometry.runs)
     counted = _COUNTED * units * rows * (rows + 1) / 2
     return counted + _CELL * cells**2 + _FACTORED * cells**3 < _WORKERS * _APPENDED * padding
@@ -107,6 +109,7 @@ def padded_tables(
     dim, cells = vectors.shape[-1], sketch.rows * sketch.cols
     full = torch.full((len(vectors),), sketch.dim - dim)
     lengths = full if lengths is None else lengths.cpu()
+    # By the longer sketch, whose other coordinates count as zeros.
     tables = sketch.encode(vectors, seed, offset=0)
     # The shortest first, so that each factor goes on with the counts of the one before.
     for length in sorted(set(lengths.tolist()) - {0}):
@@ -115,6 +118,7 @@ def padded_tables(
         if lower is not None:
             normals = noise.part(workers).normal((len(workers), cells), 1.0, dtype=torch.float64)
             products = torch.from_numpy(counts.products(lower.numpy(), normals.numpy()))
+            # L z has the covariance G: times the deviation, that of the appended numbers.
             drawn = products * std[workers].cpu().double()[:, None]
             tables[workers] += drawn.reshape(-1, sketch.rows, sketch.cols).to(tables)
             continue
