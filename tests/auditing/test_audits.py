@@ -33,7 +33,6 @@ from diffsketch.auditing.audits import (
 from diffsketch.auditing.cases import bare_crowd, bare_unknown, cases
 from diffsketch.auditing.releases import RELEASES, Release, weaker
 from diffsketch.errors import ArgumentError
-from diffsketch.privacy.accounting.events import gaussian_epsilon
 from diffsketch.privacy.claim import Basis, NoClaim, PaperClaim, Relation, Unit
 from diffsketch.privacy.clipping import NormBound
 from diffsketch.privacy.mechanisms.additive import GaussianMechanism
@@ -286,27 +285,6 @@ def test_coverage_is_exact_and_a_normal_approximation_fails_it() -> None:
     # An upper bound is a lower one of the complement.
     assert min(coverage(1 - high[::-1], 1 - truth, trials) for truth in truths) >= 1 - failure
     assert min(coverage(wald, truth, trials) for truth in truths) < 1 - 2 * failure
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("cols", "mu", "claimed", "expected"), [(2, 0.104, 0.0556, 0.187), (4, 0.147, 0.343, 0.36)]
-)
-def test_theorem_1_is_contradicted_with_enough_trials(
-    cols: int, mu: float, claimed: float, expected: float
-) -> None:
-    """The best statistic of a bare 5 x 2 or 5 x 4 sketch of 10,000 unknown Gaussian coordinates.
-
-    It is exactly N(0, 1) or N(mu, 1) (`test_attacks`), so it is drawn as such: 3 x 10^6 judged
-    trials. The bounds found here have a standard deviation below 0.02; fixed seed.
-    """
-    rng = np.random.default_rng(cols)
-    judged = 3 * 10**6
-    scores = rng.standard_normal((4, judged), dtype=np.float32).astype(np.float64)
-    scores[::2] += mu
-    ((rule, _),) = choose_rules(scores[0], scores[1], deltas=[1e-5], confidence=0.95)
-    found = judge(rule, scores[2], scores[3], confidence=0.95).log_ratio(1e-5)
-    assert claimed < expected < found < gaussian_epsilon(mu, 1e-5)
 
 
 def test_mirrored_rule_is_found() -> None:

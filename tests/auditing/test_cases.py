@@ -107,15 +107,10 @@ def same_messages(_: DiscreteGaussianMechanism, drawn: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("name", "fault"),
     [
-        ("gaussian-local", cut),
         ("gaussian-central", cut),
         ("sketch-gaussian-local", same_cells),
-        ("gaussian-local-flag", without_flag),
-        ("gaussian-central-flag", without_flag),
         ("gaussian-member-flag", without_flag),
         ("gaussian-local", same_messages),
-        ("gaussian-central", same_messages),
-        ("gaussian-member-flag", same_messages),
     ],
     ids=lambda part: part if isinstance(part, str) else part.__name__,
 )

@@ -16,7 +16,7 @@ from torch import Tensor
 from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.methods import METHODS, Method, SketchGaussian, SketchSkellam
 from diffsketch.methods.client_noise import ClientNoise, flag_share, next_clip
-from diffsketch.privacy import CohortNoise, FastNoise, NoiseKey, SecureNoise
+from diffsketch.privacy import CohortNoise, FastNoise, NoiseKey
 from diffsketch.privacy.accounting.events import gaussian_epsilon
 from diffsketch.privacy.claim import Relation, Trust
 from diffsketch.privacy.clipping import FlaggedBound, Quantizer
@@ -75,21 +75,6 @@ def test_skellam_bits_are_the_fewest_or_the_steps_the_finest() -> None:
     assert build_it(bits=bits, granularity=step).mechanism == free.mechanism
     refused(ArgumentError, rf"bits must be >= {bits}", build_it, bits=bits - 1, granularity=step)
     refused(ArgumentError, "bits must be more", build_it, bits=3)
-
-
-def test_a_skellam_sum_wraps_and_is_still_right() -> None:
-    """Reducing at any time changes nothing: a secure sum does it in every step."""
-    method = SketchSkellam(SIZE, 2, 20, clip=3.0, noise_multiplier=0.1, cohort=COHORT)
-    messages = method.encode(VECTORS, SEED, noise()).messages
-    modulus = 1 << method.message_format.bits
-    total = torch.zeros_like(messages[0])
-    for message in messages:
-        total = (total + message) % modulus
-    assert bool((messages.sum(dim=0) >= modulus).any())
-    assert torch.equal(method.publish(messages.sum(dim=0), noise()), total)
-    secure = method.encode(VECTORS, SEED, SecureNoise()).messages.sum(dim=0)
-    mean = method.decode(method.publish(secure, SecureNoise()), SEED, count=COHORT)
-    assert bool(torch.isfinite(mean).all())
 
 
 @pytest.mark.parametrize(
@@ -298,40 +283,6 @@ def test_without_noise_it_is_the_papers_update(kind: str) -> None:
     assert len(set(shares)) > 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "first"), list(zip(KINDS, [0.05, 5.0] * 3, strict=True)))
-def test_the_clip_finds_the_quantile(kind: str, first: float) -> None:
-    """From far below and above, under noise, to within a tenth of the quantile in share.
-
-    A round's share is known to 0.13 or better, so the logarithm of the clip is a walk with steps
-    of 0.026 that is drawn back by 15% a round: its standard deviation is 0.05, that of the mean of
-    60 rounds below 0.02. That is 5 of them: a chance below 1e-6 for each case.
-    """
-    count = 300
-    local = build(kind).trust is Trust.LOCAL
-    vectors = fixed_norms(count) * (10 / count)  # norms up to 1
-    lengths = torch.linalg.vector_norm(vectors, dim=1) * (math.sqrt(2) if "sketch" in kind else 1)
-    method: Method = build(
-        kind, noise_multiplier=1.0 if local else 5.0, clip=first, clip_quantile=0.75, cohort=count
-    )
-    shares = []
-    for index in range(120):
-        method = method.after(round_of(method, vectors, index), count=count)
-        if index >= 60:
-            shares.append(float((lengths <= (method.round_clip or 0)).double().mean()))
-    assert sum(shares) / len(shares) == pytest.approx(0.75, abs=0.1)
-
-
-def test_a_flag_that_is_read_backwards_never_gets_there() -> None:
-    """The control of the test above: the clip runs away."""
-    vectors, method = fixed_norms(), build("gaussian-central", noise_multiplier=0.01)
-    for index in range(60):
-        total = round_of(method, vectors, index)
-        total[-1] = -total[-1]
-        method = method.after(total, count=WORKERS)
-    assert not 1.0 < method.clip < 3.0
-
-
 def test_noise_that_hides_the_share_slows_the_clip_down() -> None:
     assert next_clip(1.0, 1.0, 0.5, error=0.4) == pytest.approx(math.exp(-0.1))
     assert next_clip(1.0, 1.0, 0.5, error=5.0) == pytest.approx(math.exp(-0.001))
@@ -353,28 +304,6 @@ def test_the_flag_is_as_large_as_it_needs() -> None:
         count = math.sqrt(cohort) if trust is Trust.LOCAL else cohort
         error = multiplier * math.hypot(1, share) / (share * count)
         assert share == rest or error == pytest.approx(0.05)
-
-
-@pytest.mark.slow
-def test_the_share_is_known_as_well_as_stated() -> None:
-    """The spread of the clip over rounds of noise, against the error that the flag is sized for.
-
-    400 rounds: the relative error of a standard deviation is 3.5%, so 25% off has a chance below
-    1e-10. The control: noise of another multiplier is found.
-    """
-    vectors = fixed_norms()
-    for multiplier, good in ((0.5, True), (1.0, False)):
-        method = build("skellam", noise_multiplier=0.5)
-        noisy = replace(method, noise_multiplier=multiplier)
-        object.__setattr__(
-            noisy, "mechanism", replace(method.mechanism, noise_multiplier=multiplier)
-        )
-        logs = [
-            math.log(method.after(round_of(noisy, vectors, index), count=WORKERS).clip)
-            for index in range(400)
-        ]
-        spread = float(torch.tensor(logs, dtype=torch.float64).std()) / 0.2
-        assert (abs(spread / 0.05 - 1) < 0.25) == good
 
 
 # Claims and messages

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, cast
 
@@ -20,8 +19,7 @@ from torch import Tensor
 from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.methods import METHODS, Method, PlainSketch, build_method, register, settings_of
 from diffsketch.methods.client_noise import ClientNoise
-from diffsketch.privacy import CohortNoise, Noise, NoiseKey, ProvenClaim, Trust
-from diffsketch.privacy.clipping import centre
+from diffsketch.privacy import CohortNoise, NoiseKey, ProvenClaim
 from diffsketch.training.rounds import DistributedSGD
 from diffsketch.training.simulation import Simulation
 from diffsketch.training.tasks import Batches, Examples
@@ -249,53 +247,38 @@ def test_the_median_misses_as_rarely_as_it_should() -> None:
     assert misses(1) > 0.105  # the control: another seed
 
 
-def noise_only(method: Method, round_index: int, wrap: Callable[[Noise], Noise]) -> Tensor:
+def noise_only(method: Method, round_index: int, kind: type[CohortNoise]) -> Tensor:
     """The difference of two rounds with the same hashes and vectors, in units of what is sent."""
-    values = []
-    for key in (NOISE_KEY, NoiseKey.from_integer(9)):
-        workers, server = (wrap(each) for each in sources(round_index, key))
-        messages = method.encode(VECTORS, SEED, workers).messages
-        if getattr(method, "trust", None) is Trust.CENTRAL:
-            messages = method.publish(messages.sum(dim=0), server)
-        values.append(messages)
-    difference = values[0] - values[1]
-    if getattr(method, "trust", None) is Trust.DISTRIBUTED:
-        difference = centre(difference, method.message_format.bits)
-    return difference.double()
+    first, second = (
+        method.encode(VECTORS, SEED, kind(key, range(WORKERS), round_index=round_index)).messages
+        for key in (NOISE_KEY, NoiseKey.from_integer(9))
+    )
+    return (first - second).double()
 
 
-def noise_ratio(
-    case: Case, wrap: Callable[[Noise], Noise], rounds: int = 200
-) -> tuple[float, float]:
-    """The measured variance over the stated one, and six of its standard errors.
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.variance])
+def test_noise_in_floats_has_the_size_that_is_stated(name: str) -> None:
+    """Beyond `FAR` standard errors with probability below 1e-9. The control: half the noise.
 
     A difference has twice the variance. Rounds are independent, so that the standard error comes
     from them, whatever the distribution and the correlation of cells.
     """
-    assert case.variance
-    means = torch.stack(
-        [noise_only(case.method, index, wrap).square().mean() / 2 for index in range(rounds)]
-    )
-    error = FAR * float(means.std()) / math.sqrt(rounds)
-    return float(means.mean()) / case.variance, error / case.variance
-
-
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.variance])
-def test_noise_has_the_size_that_is_stated(name: str) -> None:
-    """Beyond `FAR` standard errors with probability below 1e-9. The control: half the noise."""
-    case = CASES[name]
-    ratio, error = noise_ratio(case, lambda noise: noise)
-    rounding = case.rounding / cast(float, case.variance)
-    assert 1 - error < ratio < 1 + rounding + error
-    assert error < 0.2
-    ratio, error = noise_ratio(case, HalfNoise, rounds=40)
-    assert ratio < min(0.5, 1 - error)
+    stated = cast(float, CASES[name].variance)
+    for kind, rounds in ((CohortNoise, 200), (HalfNoise, 40)):
+        sizes = [noise_only(CASES[name].method, i, kind).square().mean() for i in range(rounds)]
+        ratios = torch.stack(sizes) / 2 / stated
+        error = FAR * float(ratios.std()) / math.sqrt(rounds)
+        assert error < 0.2
+        if kind is CohortNoise:
+            assert 1 - error < float(ratios.mean()) < 1 + error
+        else:
+            assert float(ratios.mean()) < min(0.5, 1 - error)
 
 
 def test_methods_without_noise_have_none() -> None:
     for name in ("none", "sketch", "sketch-median"):
         assert CASES[name].variance == 0
-        assert float(noise_only(CASES[name].method, 0, lambda noise: noise).abs().max()) == 0
+        assert float(noise_only(CASES[name].method, 0, CohortNoise).abs().max()) == 0
 
 
 # Messages and claims

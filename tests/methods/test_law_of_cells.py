@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from scipy import stats
@@ -42,7 +41,6 @@ from tests.privacy.laws import (
 )
 
 Chances: TypeAlias = tuple[int, Probabilities]
-Integers: TypeAlias = npt.NDArray[np.int64]
 
 CHANCE, MESSAGES, COHORT, DIM = 1e-9, 1 << 15, 2, 6
 SEED = SketchKey.from_integer(0).seed(0)

@@ -76,34 +76,6 @@ def test_the_noise_is_the_workers_own_whoever_else_adds_some(vectors: Tensor) ->
             assert torch.equal(method.encode(vectors[worker], SEED, own).messages, together[worker])
 
 
-def test_padding_counts_in_theorem_1_and_is_sketched(vectors: Tensor) -> None:
-    padding = 20_000
-    method = DiffSketch(DIM, 7, 4, per_round=50.0, padding=padding)
-    encoded = method.encode(vectors, SEED, noise())
-    alpha, sigma = estimate_alpha(vectors), estimate_sigma(vectors)
-    claim = theorem1(DIM + padding, 7, 4, alpha=float(alpha[0]), sigma=float(sigma[0]))
-    assert encoded.claimed is not None
-    assert float(encoded.claimed[0]) == pytest.approx(float(claim.epsilon(delta=0.0, rounds=1)))
-    assert encoded.noised is not None
-    assert not bool(encoded.noised.any())
-    # The table of so many appended numbers is drawn with a factor of its covariance.
-    longer = CountSketch(DIM + padding, 7, 4)
-    lower = torch.linalg.cholesky(torch.from_numpy(gram(longer, SEED, DIM, longer.dim)))
-    drawn = noise().normal((WORKERS, 28), 1.0, dtype=torch.float64) @ lower.T
-    expected = (drawn * sigma[:, None]).reshape(WORKERS, 7, 4).float()
-    expected += longer.encode(vectors, SEED, offset=0)
-    torch.testing.assert_close(encoded.messages, expected)
-
-
-def test_short_padding_is_sketched_itself(vectors: Tensor) -> None:
-    method = DiffSketch(DIM, 7, 4, per_round=1e12, padding=60)
-    encoded = method.encode(vectors, SEED, noise())
-    numbers = noise().normal((WORKERS, 60), 1.0, dtype=torch.float32)
-    extended = torch.cat([vectors, numbers * estimate_sigma(vectors)[:, None].float()], dim=1)
-    longer = CountSketch(DIM + 60, 7, 4)
-    torch.testing.assert_close(encoded.messages, longer.encode(extended, SEED))
-
-
 def test_the_least_padding_is_what_theorem_1_needs_for_each_message(vectors: Tensor) -> None:
     """Long ones are drawn by a factor of their own counts, short ones themselves."""
     most, size, target = 7500, (7, 4), 0.44

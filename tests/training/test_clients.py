@@ -17,7 +17,6 @@ from diffsketch.privacy.accounting import events
 from diffsketch.privacy.accounting.account import Account
 from diffsketch.privacy.accounting.budget import Budget, BudgetExceeded
 from diffsketch.privacy.accounting.calibration import gaussian_multiplier
-from diffsketch.privacy.accounting.events import epsilon_for
 from diffsketch.privacy.claim import (
     Basis,
     Claim,
@@ -129,20 +128,6 @@ def test_restored_accounts_say_what_was_paid_and_not_the_budget() -> None:
     enough = Participation(2, large).restored(free.state())
     enough = repeated(enough, GAUSSIAN, Account(large).rounds_left(GAUSSIAN) - 10)
     assert paid < float(enough.epsilon(DELTA)) <= large.epsilon
-
-
-def test_not_composed_each_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = 0
-
-    def counted(event: events.Event, delta: float) -> float:
-        nonlocal calls
-        calls += 1
-        return epsilon_for(event, delta)
-
-    monkeypatch.setattr("diffsketch.privacy.accounting.budget.epsilon_for", counted)
-    accounts = Participation(3, Budget(epsilon=8.0, delta=DELTA))
-    repeated(accounts, proven(events.gaussian(30.0)), 1000)
-    assert 0 < calls < 100
 
 
 def test_claims_without_proof_do_not_compose() -> None:

@@ -41,10 +41,6 @@ def embedded_text() -> str:
     return lzma.decompress(file.read_bytes()).decode("ascii")
 
 
-def test_letters_are_eighty_and_distinct() -> None:
-    assert len(LETTERS) == len(set(LETTERS)) == 80
-
-
 @SETTINGS
 @given(text=texts)
 def test_encoding_round_trip(text: str) -> None:

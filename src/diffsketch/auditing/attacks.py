@@ -48,18 +48,20 @@ def weighted(weights: Numbers) -> Attack:
     return Attack("likelihood ratio (Gaussian)", lambda *_: lambda messages: messages @ weights)
 
 
-def laplace_ratio(one: Numbers, two: Numbers, scale: float) -> Attack:
+def laplace_ratio(first_bare: Numbers, second_bare: Numbers, scale: float) -> Attack:
     """Attack by the likelihood ratio of Laplace noise of one scale on two noiseless messages."""
 
     def score(messages: Numbers) -> Numbers:
-        losses = (np.abs(messages - two) - np.abs(messages - one)).sum(axis=1) / scale
+        losses = (np.abs(messages - second_bare) - np.abs(messages - first_bare)).sum(
+            axis=1
+        ) / scale
         # Most losses are one of two values: rounding keeps each of them in one piece.
         return np.asarray(losses.round(6))
 
     return Attack("likelihood ratio (Laplace)", lambda *_: score)
 
 
-def extreme(one: Numbers, two: Numbers) -> Attack:
+def extreme(first_bare: Numbers, second_bare: Numbers) -> Attack:
     """Attack the ends of the noise: how far a message is from the second noiseless one, at most.
 
     In the cells where the two differ, towards the first, in standard deviations of the pilots.
@@ -69,11 +71,11 @@ def extreme(one: Numbers, two: Numbers) -> Attack:
     def fit(first: Numbers, second: Numbers, _: SketchKey) -> Score:
         # Standard deviations by the pilots: no formula of the noise is trusted here.
         spread = np.sqrt((first.var(axis=0) + second.var(axis=0)) / 2)
-        shift = (one - two) / np.where(spread > 0, spread, np.inf)
+        shift = (first_bare - second_bare) / np.where(spread > 0, spread, np.inf)
         moved = np.abs(shift) > _MOVED * np.abs(shift).max()
         if not moved.any():
             return lambda messages: np.zeros(len(messages))
-        weights, start = np.sign(shift[moved]) / spread[moved], two[moved]
+        weights, start = np.sign(shift[moved]) / spread[moved], second_bare[moved]
         return lambda messages: np.asarray(((messages[:, moved] - start) * weights).max(axis=1))
 
     return Attack("farthest cell", fit)
@@ -119,6 +121,7 @@ def hidden_hashes(sketch: CountSketch, value: float) -> Attack:
     Scores by the likelihood ratio of "`value` in an unknown cell with an unknown sign" against
     "nothing", if all cells were independent and `N(0, dim / cols)`, which they nearly are.
     """
+    # A cell is `N(0, dim / cols)`: shifting it by `value` weighs it with `value / variance`.
     weight = value / (sketch.dim / sketch.cols)
 
     def score(messages: Numbers) -> Numbers:
@@ -167,6 +170,7 @@ def low_bits(table: Numbers, step: float = 1.0) -> Attack:
 def _moments(messages: Numbers) -> tuple[Numbers, Numbers]:
     """Return mean and covariance; by PyTorch, whose threads an audit limits."""
     mean = messages.mean(axis=0)
+    # Not divided by one trial less: with thousands of pilots it makes no difference.
     centred = torch.from_numpy(messages - mean)
     return mean, (centred.T @ centred / len(messages)).numpy()
 
@@ -186,10 +190,10 @@ def _fit_linear(first: Numbers, second: Numbers, _: SketchKey) -> Score:
         # Without covariances: there are more features than pilots to estimate them from.
         weights /= variances + _RIDGE * variances.mean() + 1e-300
     else:
-        (one, spread), (two, other) = _moments(first), _moments(second)
-        weights = one - two
-        if np.trace(spread + other) > 0:
-            weights = np.linalg.solve(_ridge((spread + other) / 2), weights)
+        (first_mean, first_spread), (second_mean, second_spread) = _moments(first), _moments(second)
+        weights = first_mean - second_mean
+        if np.trace(first_spread + second_spread) > 0:
+            weights = np.linalg.solve(_ridge((first_spread + second_spread) / 2), weights)
     return lambda messages: messages @ weights
 
 
@@ -199,11 +203,11 @@ def _fit_quadratic(first: Numbers, second: Numbers, _: SketchKey) -> Score:
     distances = [(mean, np.linalg.inv(_ridge(spread))) for mean, spread in worlds]
 
     def score(messages: Numbers) -> Numbers:
-        one, two = (
+        first_distance, second_distance = (
             np.einsum("ni,ij,nj->n", messages - mean, inverse, messages - mean)
             for mean, inverse in distances
         )
-        return np.asarray(two - one)
+        return np.asarray(second_distance - first_distance)
 
     return score
 

@@ -139,6 +139,7 @@ class Stream:
     name: str
 
     def _number(self, *path: object) -> int:
+        # The whole path is hashed, so that no two parts of any audit share randomness.
         text = repr((self.seed, self.name, *path)).encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=32, person=b"ds-audit").digest())
 
@@ -449,6 +450,7 @@ def _stated(claimed: Epsilon, limit: float | None) -> float:
 
 def _nearness(shown: float, stated: float) -> float:
     """Compare bounds at different deltas: by their share of what is stated, or what is above it."""
+    # Nothing is stated: the larger bound is the better one.
     if math.isinf(stated):
         return shown
     return 1 + shown - stated if shown > stated else shown / max(stated, 1e-3)

@@ -93,17 +93,17 @@ def _sketch(dim: int = 2000, cols: int = 2) -> CountSketch:
 
 
 def _bare(
-    name: str, one: float, two: float, adversary: Adversary, *, dim: int = 2000, cols: int = 2,
-    spread: float = 1.0, **more: Any,
+    name: str, first_value: float, second_value: float, adversary: Adversary, *,
+    dim: int = 2000, cols: int = 2, spread: float = 1.0, **more: Any,
 ) -> Case:  # fmt: skip
-    """Make a case in which one coordinate is `one` or `two`; with a spread, of whole numbers."""
+    """Make a case in which one coordinate has either value; with a spread, of whole numbers."""
     sketch, first = _sketch(dim, cols), known_numbers(dim)
     title = f"bare sketch, {sketch.rows} x {cols} of {dim:,} coordinates"
     if spread != 1:
         first, title = (spread * first).round(), f"{title}, whole numbers"
     second = first.clone()
     # The one coordinate that is under attack; all others are alike.
-    first[_COORDINATE], second[_COORDINATE] = one, two
+    first[_COORDINATE], second[_COORDINATE] = first_value, second_value
     claim = theorem1(dim, sketch.rows, cols, alpha=ALPHA * spread, sigma=spread)
     protocol = every_trial(lambda inputs, _, seed: sketch.encode(inputs, seed))
     game = Game(protocol, Neighbours(first, second), adversary)
@@ -130,6 +130,7 @@ def bare_crowd(unit: Unit) -> Case:
 
     def limit(hashes: SketchKey, delta: float) -> float:
         matrix = attacks.matrix_of(sketch, hashes.seed(0))
+        # What the unit adds to the table, against the covariance of what the others add.
         shift = matrix @ target.double().numpy()
         # The others reach all tables that a sketch can make, and so does the shift.
         square = shift @ np.linalg.pinv(matrix @ matrix.T, rcond=1e-10, hermitian=True) @ shift
@@ -245,9 +246,9 @@ def _rollback(*, is_keyed: bool) -> Case:
             engine = GroupMean(method, key=SketchKey(noise.secret))
             for first, second in inputs:
                 state = engine.state_dict()
-                one = engine.mean(first)
+                first_mean = engine.mean(first)
                 engine.load_state_dict(state)
-                seen.append(torch.stack([one, engine.mean(second)]))
+                seen.append(torch.stack([first_mean, engine.mean(second)]))
         return torch.stack(seen)
 
     return Case(
@@ -309,10 +310,10 @@ class Selection:
 @cache
 def cases() -> Mapping[str, _Maker]:
     """Return every case, in the order in which they are reported; `case+error` has an error."""
-    found = {**_BARE, **EXPLOITS}
+    by_name = {**_BARE, **EXPLOITS}
     for make in RELEASES.values():
-        found |= _with_errors(make(), list(PLANTS))
-    return found
+        by_name |= _with_errors(make(), list(PLANTS))
+    return by_name
 
 
 def select(

@@ -143,6 +143,7 @@ class Release:
         claim = method.claim_for(cohort, _SEED)
         # Two rounds of two messages: four of them side by side are what a covariance is fitted to.
         is_short = 4 * math.prod(method.total_format.shape) <= _MOST_FITTED
+        # Two, so that noise that is the same in two messages or rounds can be seen.
         several = 2 if is_short and claim.noise_is_proven else 1
         clients = several if claim.scope.trust is Trust.LOCAL else cohort
         return cls(name, method, clients, rate, insiders, several)
@@ -174,10 +175,10 @@ class Release:
     def case(self) -> Case:
         """Make a case of the release."""
         method, worlds = self.method, self.neighbours
-        one, two = self.noiseless(worlds)
+        first_bare, second_bare = self.noiseless(worlds)
         # Known laws first; fits see what no formula expects, and cost a covariance.
-        attacks = [self._attack((one, two)), extreme(one, two)]
-        attacks += [DISCRIMINANT, QUADRATIC] if len(one) <= _MOST_FITTED else []
+        attacks = [self._attack((first_bare, second_bare)), extreme(first_bare, second_bare)]
+        attacks += [DISCRIMINANT, QUADRATIC] if len(first_bare) <= _MOST_FITTED else []
         deltas = DELTAS if self.rate is None else DELTAS[-3:]  # composing samples takes long
         title = f"{method.name}, {' x '.join(map(str, self._shape))} cells"
         title += f", sum of {self.cohort_size}" if self.trust is not Trust.LOCAL else ""
@@ -228,24 +229,24 @@ class Release:
         # The adversary knows them: any numbers do, as long as they are not zero.
         others = known_numbers(self.cohort_size, method.dim)
         if scope.unit is Unit.COORDINATE:
-            one, two = others[0].clone(), others[0].clone()
+            first, second = others[0].clone(), others[0].clone()
             place = self._place
-            one[place], two[place] = size, -size if scope.relation is Relation.REPLACE else 0.0
+            first[place], second[place] = size, -size if scope.relation is Relation.REPLACE else 0.0
             # The other round has the worlds exchanged, so that the two rounds' shifts differ in
             # sign.
-            flipped = two, one
+            flipped = second, first
         else:
             others[:, 0] = 0  # whether the others are drawn must not hide it
-            one = torch.eye(2, method.dim)[0]
+            first = torch.eye(2, method.dim)[0]
             if isinstance(method, TableMethod):  # one in all cells, and with a table of norm 1
-                one = known_numbers(method.dim)
-                one = one / method.sketch.encode(one, _SEED).norm()
-            one = size * one
-            two = -_WITHIN / BEYOND * one if scope.relation is Relation.REPLACE else 0 * one
-            flipped = -one, -two
+                first = known_numbers(method.dim)
+                first = first / method.sketch.encode(first, _SEED).norm()
+            first = size * first
+            second = -_WITHIN / BEYOND * first if scope.relation is Relation.REPLACE else 0 * first
+            flipped = -first, -second
         # Even rounds and odd ones take turns.
         worlds = []
-        for even, odd in zip((one, two), flipped, strict=True):
+        for even, odd in zip((first, second), flipped, strict=True):
             rounds = others.repeat(self.rounds, 1, 1)
             rounds[::2, 0], rounds[1::2, 0] = even, odd
             worlds.append(rounds)
@@ -261,11 +262,11 @@ class Release:
         def noised(function: _Function, parts: Tensor) -> Tensor:
             return _like(function(parts.flatten(0, 2), Silent()), parts)
 
-        one, two = (
+        first_view, second_view = (
             self._view(world[:, :, None], noised)[0].double().numpy()
             for world in (neighbours.first, neighbours.second)
         )
-        return np.asarray(one), np.asarray(two)
+        return np.asarray(first_view), np.asarray(second_view)
 
     def _noised(
         self, key: NoiseKey, stages: itertools.count[int], function: _Function, parts: Tensor
@@ -367,14 +368,14 @@ def likelihood_ratio(
     method: Method, neighbours: Neighbours, noiseless: tuple[Numbers, Numbers]
 ) -> Attack:
     """Make the score for a method's noise on messages that are these without it."""
-    one, two = noiseless
+    first_bare, second_bare = noiseless
     if isinstance(method, RawLaplace | SketchLaplace):
         if method.mechanism is not None:
-            return laplace_ratio(one, two, method.mechanism.scale)
+            return laplace_ratio(first_bare, second_bare, method.mechanism.scale)
         rows = method.rows if isinstance(method, SketchLaplace) else 1
         alpha = float(estimate_alpha(neighbours.first.reshape(-1, method.dim)[0]))
-        return laplace_ratio(one, two, 2 * alpha * rows / method.per_round)
-    return weighted(one - two)
+        return laplace_ratio(first_bare, second_bare, 2 * alpha * rows / method.per_round)
+    return weighted(first_bare - second_bare)
 
 
 def _binomial_limit(method: CpSgd, members: int, rounds: int, _: SketchKey, delta: float) -> float:
@@ -390,14 +391,15 @@ def _binomial_limit(method: CpSgd, members: int, rounds: int, _: SketchKey, delt
     half, far = draws // 2, 4 * math.isqrt(draws)  # eight standard deviations
     reach = np.arange(max(0, half - far), min(draws, half + far) + shift + 1)
     law = stats.binom(draws, 0.5)
-    one, two = law.pmf(reach), law.pmf(reach - shift)
-    first, second = one, two
+    chances, shifted = law.pmf(reach), law.pmf(reach - shift)
+    first, second = chances, shifted
     for _round in range(rounds - 1):
-        first, second = np.outer(first, one).ravel(), np.outer(second, two).ravel()
+        first, second = np.outer(first, chances).ravel(), np.outer(second, shifted).ravel()
     # By bisection: delta falls as epsilon grows. Sixty halvings leave nothing of 100.
     low, high = 0.0, 100.0
     for _step in range(60):
         middle = (low + high) / 2
+        # The delta at this epsilon, by definition.
         excess = float(np.maximum(first - math.exp(middle) * second, 0).sum())
         low, high = (middle, high) if excess > delta else (low, middle)
     return high
@@ -437,6 +439,7 @@ _SETTINGS: Mapping[str, dict[str, object]] = {
 
 
 def _standard(name: str) -> Release:
+    # The longest name: `sketch-gaussian` and not `sketch`.
     kind = max((kind for kind in METHODS if name.startswith(kind)), key=len)
     settings = _SETTINGS[name]
     dim = 8 if "rows" in settings else 4
@@ -493,6 +496,7 @@ def _bare_flag(_: Release, noise: Tensor) -> Tensor:
 
 
 def _cut(release: Release, noise: Tensor) -> Tensor:
+    # Of the noise as it was drawn, whose standard deviation a simulation has measured.
     most = (_CUT * release.spread).to(noise.dtype)
     return torch.maximum(torch.minimum(noise, most), -most)
 

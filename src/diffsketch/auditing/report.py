@@ -107,8 +107,8 @@ def report(suite: Suite) -> tuple[Table | str, ...]:
             f"case{whole}."
         )
     if planted:
-        found = sum(result.is_wrong for result in planted)
-        parts.append(f"Planted errors found: {found} of {len(planted)}.")
+        detected = sum(result.is_wrong for result in planted)
+        parts.append(f"Planted errors found: {detected} of {len(planted)}.")
     parts += [
         f"{result.trials:,} trials may be too few to find {result.case.name}: it takes some "
         f"{result.case.trials:,}."

@@ -59,6 +59,7 @@ def record_case(name: str) -> Case:
         dim=2, clip=1.0, noise_multiplier=1.0, relation="add-or-remove", trust="distributed",
         cohort=_SILOS, lost=_LOST, unit=Unit.PERSON, rate=0.25, records=1.0,
     )  # fmt: skip
+    # Three records of one person, beside two of others that are the same in both worlds.
     canaries = torch.cat([_CANARY.repeat(_OWNED, 1), torch.zeros(2, 2)])
     game = Game(partial(_play, _sent(method, error), error), Neighbours(canaries, 0 * canaries))
     column = -1 if error == "batch-size" else 0

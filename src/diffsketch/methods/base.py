@@ -133,6 +133,7 @@ class Tables(Encoder):
         Raises:
             ArgumentError: Rows are combined by the median, of which no error is known.
         """
+        # Of two values the median is the mean, so its error is known.
         mean = self.combine == "mean" or self.rows <= 2  # whose median is their mean
         check(mean, "combine", "be mean for a forecast", self.combine)
         pairwise = self.sketch.family == "pairwise"
@@ -217,10 +218,10 @@ class Method(ABC):
     dim: int
 
     # Attributes of an object, but no settings:
-    _extra_cells: ClassVar[int] = (
-        0  # of a message after those of the encoder, which is then sent flat
-    )
-    _unit: ClassVar[float | None] = None  # length that the noise counts as 1, where that moves
+    # Cells of a message after those of the encoder, which is then sent flat.
+    _extra_cells: ClassVar[int] = 0
+    # Length that the noise counts as 1, where that moves.
+    _unit: ClassVar[float | None] = None
 
     def __post_init__(self) -> None:
         check_whole("dim", self.dim, least=1)
@@ -257,6 +258,7 @@ class Method(ABC):
     @cached_property
     def message_format(self) -> MessageFormat:
         """Format of one worker's message: float32, or the whole numbers of the noise."""
+        # Cells of noise modulo a power of two have no sign; those that are cut off have one.
         shape, law = self.encoder.shape, self.noise
         if self._extra_cells:
             shape = (math.prod(shape) + self._extra_cells,)
@@ -402,6 +404,7 @@ class Method(ABC):
         Whoever sums may add it to any one of the messages instead: sums are sums. With `sums`, it
         is for that many: `(sums, ...)`.
         """
+        # Elsewhere each worker has added its own noise, or there is none.
         if not self.noise.whole or self.noise.trust is not Trust.CENTRAL:
             return None
         drawn = self.noise.draw((sums or 1, *self.message_format.shape), noise)
@@ -471,6 +474,7 @@ class Method(ABC):
         Raises:
             WireError: It is longer.
         """
+        # The sum of `count` vectors is at most `count` times as long as each.
         most, norm = min(self.honest_norm(count), count * limit), self.norm_of(total, count)
         if not norm <= most * (1 + _SLACK):
             what = "message has" if count == 1 else f"the sum of {count} messages has"
@@ -486,6 +490,7 @@ class Method(ABC):
     def _claim_for(self, present: int, seed: HashSeed) -> Claim:  # noqa: ARG002
         """State the claim; the arguments are checked."""
         law = self.noise
+        # Under a secure sum there is less noise if fewer contribute.
         if law.whole and law.shared and present != law.cohort:
             return law.claim_for(present)
         return law.claim
@@ -551,6 +556,7 @@ def register(kind: _Kind) -> _Kind:
             )
     kinds: list[type[Method]] = [*_KINDS.values(), kind]
     # Users' own methods, without a code, come last.
+    # Codes of a message are 0 to 127, so that these come first.
     kinds.sort(key=lambda method: 128 if method.code is None else method.code)
     _KINDS.clear()
     _KINDS.update({method.name: method for method in kinds})
@@ -565,6 +571,7 @@ def settings_of(name: str) -> dict[str, bool]:
      'bits': False, 'cell_limit': False, 'trust': False}
     """
     if name not in METHODS:
+        # The nearest name is the likeliest that was meant.
         said = f"method must be one of {', '.join(METHODS)}, got method={name!r}"
         hint = did_you_mean(str(name), METHODS)
         raise ArgumentError(f"{said}; {hint}" if hint else said)
@@ -587,6 +594,7 @@ def parse_settings(text: str) -> dict[str, object]:
         if not (name and sign and value):
             raise ArgumentError(f"settings must be name=value, with spaces between: {part!r}")
         try:
+            # Numbers, truth values and null; anything else is text.
             settings[name] = json.loads(value)
         except ValueError:
             settings[name] = value
@@ -623,6 +631,7 @@ def build_method(name: str, *, dim: int, cohort: int, settings: Mapping[str, obj
     if missing:
         raise ArgumentError(f"method {name} needs {', '.join(missing)}")
     arguments: dict[str, Any] = {"dim": dim, **settings}
+    # Only methods whose sums or noise depend on it have such a field.
     if any(field.name == "cohort" for field in fields(METHODS[name])):
         arguments["cohort"] = cohort
     return METHODS[name](**arguments)

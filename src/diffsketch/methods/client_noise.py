@@ -71,8 +71,10 @@ def flag_share(noise_multiplier: float, *, cohort: int | None, trust: Trust) -> 
     """
     if cohort is None:
         return _ANY_SHARE
+    # Noise of all clients grows with the root of their number, their flags with the number.
     together = math.sqrt(cohort) if trust == Trust.LOCAL else cohort
     ratio = _ERROR * together / noise_multiplier
+    # Solves `noise_multiplier sqrt(1 + s**2) / (s n) = 0.05` for `s`.
     share = 1 / math.sqrt(ratio**2 - 1) if ratio > 1 else _MOST_SHARE
     return min(max(share, _LEAST_SHARE), _MOST_SHARE)
 
@@ -88,6 +90,7 @@ def next_clip(clip: float, within: float, quantile: float, *, error: float) -> f
     >>> next_clip(1.0, 0.9, 0.5, error=0.05)  # too large: most are within
     0.9231163463866358
     """
+    # The step's variance then stays below that of rounds in which the share can be seen.
     rate = _RATE * min(1.0, (_NOISY / error) ** 2)
     step = min(max(rate * (within - quantile), -1.0), 1.0)
     return min(max(clip * math.exp(-step), _CLIPS[0]), _CLIPS[1])
@@ -128,7 +131,7 @@ class ClientNoise(Method):
     claim is about one record. Silos draw their records in secret, each with probability `rate`
     (`mechanism.sampler`). Sums are divided by `records`, the number that a message has in the mean:
     a public number, as the true one is secret. Under distributed trust shares are for `cohort -
-    lost` silos: so many may stay away or tell others their noise.
+    lost` silos: `lost` of them may stay away or tell others their noise.
 
     Guarantees (`tests/methods/test_client_noise.py`): the sensitivity holds for the whole
     numbers that are sent; with Gaussian noise, epsilon and error are within 1% of the real-valued
@@ -226,6 +229,7 @@ class ClientNoise(Method):
         # Records of a message are rounded by one dither: their roundings may be all alike.
         roundings = math.sqrt(together) * self.records
         beside = _ROUNDING * roundings / (scope.relation.values * self.noise_multiplier)
+        # Fine for the clip, for the norm of all roundings, and beside the noise of the sum.
         steps = self.fineness * max(_STEPS, _ROUNDING * math.sqrt(cells), beside)
         chosen = self.granularity
         step = length / steps if chosen is None else chosen * length / self.clip
@@ -235,6 +239,7 @@ class ClientNoise(Method):
             cohort=self.cohort if scope.trust is Trust.DISTRIBUTED and self.cohort else 1,
             lost=self.lost, rate=self.rate, records=self.records,
         )  # fmt: skip
+        # Bits are given and steps are not: the steps are as fine as the bits allow.
         if chosen is None and self.bits is not None:
             return start.with_granularity_for(_WRAPS)
         fits = start.with_bits_for(_WRAPS)
@@ -289,6 +294,7 @@ class ClientNoise(Method):
         # The flags' sum is `share` for each clipped message and `low` for each other one.
         apart = bound.share - bound.low
         within = (bound.share - int(self.mechanism.centred(total[-1:])) * step / count) / apart
+        # Of the noise and of the roundings of all messages, at most half a step each.
         error = math.hypot(spread, math.sqrt(count) * step / 2) / (apart * count)
         return self.at_clip(next_clip(self.clip, within, self.clip_quantile, error=error))
 
@@ -321,9 +327,12 @@ class ClientNoise(Method):
             return None
         clip = vectors.norm
         if "cols" in sizes:
+            # A table's norm varies around the vector's: by `1 / sqrt(2 cols)` of it, as a chi-
+            # squared root.
             clip = float(rounded_up(clip * (1 + margin / math.sqrt(2 * sizes["cols"])), 4))
         settings = {"clip": clip, "relation": scope.relation.value, "trust": scope.trust.value}
         if bits is not None and scope.trust is Trust.CENTRAL:
+            # Without noise a cell is within the clip: `2**(bits - 1)` steps on each side of 0.
             settings["granularity"] = float(rounded_up(clip * 0.5 ** (bits - 1), 4))
         elif bits is not None:
             settings["bits"] = bits
@@ -340,8 +349,10 @@ class ClientNoise(Method):
         messages = count / self.records
         # Draws of the mechanism's noise in the sum: each member's share, or the server's one.
         drawn = messages / (mechanism.cohort - self.lost) if self.trust != Trust.CENTRAL else 1.0
+        # The clip is for tables, `sqrt(rows)` times as long as their vectors.
         unit, ratio = self.round_clip or 1.0, self.clip / math.sqrt(rows) / vectors.norm
         step, cols = mechanism.step * unit, self.encoder.shape[-1]
+        # Standard deviation of a cell of a table: dense vectors spread evenly over a row.
         cell = min(vectors.norm, self.clip / math.sqrt(rows)) / math.sqrt(cols)
         # Records of a message have one dither: alike, they are all rounded to the same side.
         rounding = step**2 * rounding_variance(cell / step) / messages

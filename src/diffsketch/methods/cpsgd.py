@@ -114,6 +114,7 @@ class CpSgd(Plannable):
         """The mechanism that clips and adds noise, with levels and trials as given or claimed."""
         levels, trials = self.levels, self.trials
         if self.claimed is not None:
+            # The first row that agrees in all that was given: 4 bits where nothing was said.
             wanted = (self.claimed, self.bits, levels, trials)
             for row in PAPER_SETTINGS:
                 if all(value in (None, its) for value, its in zip(wanted, row, strict=True)):
@@ -198,6 +199,7 @@ class CpSgd(Plannable):
         wanted = Scope(Unit.CLIENT, scope.relation, Trust.DISTRIBUTED)
         if scope != wanted or bits is not None or cells < vectors.dim:
             return None
+        # No coordinate exceeds the norm, and hardly any 4.5 of its standard deviations.
         limit = min(vectors.norm, _DEVIATIONS * vectors.norm / math.sqrt(vectors.dim))
         return {
             "clip": vectors.norm, "limit": float(rounded_up(limit, 4)), "levels": int(margin),

@@ -88,10 +88,12 @@ class ErrorFeedback:
         if isinstance(method, PlainSketch) and method.grid is not None:
             variance *= 1 + method.grid.rounding_share
         if immediate is None:
+            # `b**2 V` is then at most 4.
             immediate = min(1.0, math.sqrt(_VARIANCE / max(variance, _VARIANCE)))
         check_positive("immediate", immediate)
         check(immediate <= 1, "immediate", "be in (0, 1]", immediate)
         self.later = 1 / (1 + variance)
+        # Less than `a` at once would only lag further behind.
         self.immediate = max(immediate, self.later)
         self.memory: Tensor | None = None
         # Used again each time: new memory of this size costs more than all that is computed.
@@ -126,8 +128,9 @@ class ErrorFeedback:
         sketch, table = self._method.sketch, message
         # What the others saw, but for the noise: fed back, noise would be sent off again.
         if self._limit is not None:
-            table = self._limit.apply(mixed[None], lambda one: sketch.encode(one, seed))[0]
+            table = self._limit.apply(mixed[None], lambda vectors: sketch.encode(vectors, seed))[0]
         if self.memory is None:
+            # Made in the first round, when type and device of the vectors are known.
             self.memory = torch.zeros_like(mixed)
         sketch.add_residual(
             self.memory, vector.detach().to(mixed.dtype).contiguous(), table, seed,
@@ -138,5 +141,6 @@ class ErrorFeedback:
     def restore(self, table: Tensor, seed: HashSeed) -> None:
         """Take back what counted as sent in a round that turned out not to count."""
         if self.memory is not None:
+            # The opposite of what `keep` took off: the vector of that round stays in the memory.
             sent = self._method.sketch.query(table, seed, combine=self._method.combine)
             self.memory.add_(sent, alpha=self.later)

@@ -139,6 +139,7 @@ def clipped_norm(vectors: Vectors, encoder: Encoder, *, clip_ratio: float) -> Re
         return RelativeError((1 - kept) ** 2, kept=kept)
     # Of x: the table's squared norm over the vector's.
     variance = 2 * share / cells
+    # Of `dim h / cells` in all, the part along the vector is the variance of `x`.
     across = max(0.0, vectors.dim * share / cells - variance)
     # Wilson and Hilferty: the cube root of such a variable is nearly normal.
     x = np.maximum(1 - variance / 9 + math.sqrt(variance) / 3 * _NORMAL, 1e-3) ** 3
@@ -146,7 +147,10 @@ def clipped_norm(vectors: Vectors, encoder: Encoder, *, clip_ratio: float) -> Re
     same = _mean((k * x - 1) ** 2 + k**2 * x * across)
     mean_k, square_k = _mean(k), _mean(k**2)
     energy = vectors.mean_energy
+    # For vectors at random angles: what their common factor loses, and what it leaves of
+    # collisions.
     differing = (1 - mean_k) ** 2 + mean_k**2 * (variance + across)
+    # And what factors that differ from vector to vector add, averaged over them.
     differing += (square_k - mean_k**2) * (1 + variance + across) / (vectors.count * energy)
     kept = energy * _mean(k * x) + (1 - energy) * mean_k
     return RelativeError(energy * same + (1 - energy) * differing, kept=kept)
@@ -169,6 +173,7 @@ def clipped_coordinates(
 def _clipped(ratio: float, spread: float, count: int) -> tuple[float, float]:
     """Squared norms of what clipping takes off the mean and of what it leaves, over the mean's."""
     common, apart = 1 / math.sqrt(1 + spread), math.sqrt(spread / (1 + spread))
+    # A coordinate is its common part plus its own, of which the variances add up to 1.
     x = common * _NORMAL[:, None] + (apart * _NORMAL[None, :] if spread else 0)
     weights = _WEIGHTS if spread else np.ones(1)
     clipped = np.clip(x, -ratio, ratio)

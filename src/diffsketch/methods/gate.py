@@ -211,6 +211,7 @@ def rounding_noise(key: SketchKey, *, worker: int, round_index: int) -> Noise:
 
     They hide nothing, and follow from the key: the same run has the same bits.
     """
+    # Apart from the round's hashes, which come from the same key.
     digest = hashlib.blake2b(key.secret, digest_size=32, person=b"ds-rounding").digest()
     return CohortNoise(NoiseKey(digest), [worker], round_index=round_index)
 
@@ -399,6 +400,7 @@ class _Rows:
             ArgumentError: A value is not finite; the error names the rows.
         """
         width = max(self.shape[1], method.message_format.cell_count, 1)
+        # By the longer of vector and message, so that neither takes more memory than that.
         rows = max(1, _PIECE // width)
         for start in range(0, len(self), rows):
             piece = self.data[start : start + rows]
@@ -455,6 +457,7 @@ def _warn_if_clipped(lengths: Tensor, method: Method) -> None:
     cut, count = int((after < _SHORTER * before).sum()), len(before)
     if 2 * cut <= count and float(after.sum()) >= _SHORTER * float(before.sum()):
         return
+    # Whichever limits the method has: a norm, a range of coordinates, or both.
     limits = {name: getattr(method, name, None) for name in ("clip", "limit")}
     named = ", ".join(f"{name}={limit:.4g}" for name, limit in limits.items() if limit is not None)
     warnings.warn(

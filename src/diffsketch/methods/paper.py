@@ -154,9 +154,9 @@ class LaplaceBaseline(Method):
     sensitivities, and what follows (`clip=None`) is claimed and not proven.
 
     With a `clip`, coordinates are clipped to `[-clip, clip]` and rounded at random to multiples of
-    `clip / steps`, `steps` being 256, or more where so many coordinates meet in a cell that their
-    rounding would add over 0.5% to the variance of the noise, which is discrete Laplace noise. The
-    claim is proven, pure, for one coordinate, and exactly `per_round` for one round.
+    `clip / steps`, `steps` being 256, or more where the roundings of all coordinates in a cell
+    would add over 0.5% to the variance of the noise, which is discrete Laplace noise. The claim is
+    proven, pure, for one coordinate, and exactly `per_round` for one round.
 
     Args:
         per_round: Epsilon of one message.
@@ -185,6 +185,8 @@ class LaplaceBaseline(Method):
         shape, rows, table = self.encoder.shape, self.encoder.rows, {}
         expected = self.dim / shape[-1]
         if len(shape) == 2:
+            # Six standard deviations more than the mean, as coordinates meet at random: room, not
+            # privacy.
             load = math.ceil(expected + 6 * math.sqrt(expected) + 6)
             table = {"dim": self.dim, "load": min(self.dim, load)}
         # Coordinates that meet in a cell add their roundings up beside one draw of the noise.
@@ -241,6 +243,7 @@ class LaplaceBaseline(Method):
             raise ArgumentError("clip must be given for a forecast, got clip=None")
         encoder, rows = self.encoder, self.encoder.rows
         step, cols = self.mechanism.step, encoder.shape[-1]
+        # All coordinates that meet in a cell were rounded on their own.
         rounding = rounding_variance(vectors.norm / math.sqrt(self.dim) / step) * self.dim / cols
         collisions = collision_error(encoder)
         return replace(
@@ -305,6 +308,7 @@ def add_laplace(
     """
     if float(alpha.min()) == 0:
         alpha = torch.where(alpha > 0, alpha, vectors.abs().amax(dim=-1).double())
+    # One factor for each message: noise of scale 1 is drawn for all of them at once.
     scales = (alpha * (2 * rows / per_round) * share).to(messages.dtype)
     drawn = noise.laplace(tuple(messages.shape), 1.0, dtype=messages.dtype).to(messages.device)
     return torch.addcmul(messages, drawn, scales.reshape(-1, *(1,) * (messages.dim() - 1)))

@@ -95,6 +95,7 @@ class SaturationWatch:
         self, saturated: int | None, cells: int, *, limit: float | None, index: int, whose: str
     ) -> None:
         """Count a round in which `saturated` of `cells` cells were beyond the limit."""
+        # Where most cells are cut, the limit is not what the tables want.
         most = saturated is not None and 2 * saturated > cells
         self._rounds = self._rounds + 1 if most else 0
         if self._rounds == _SATURATING and not self._warned:
@@ -262,6 +263,7 @@ class RoundedTables(Method):
         # Few levels cut whatever is beyond: too large is better than the mean of sizes.
         if self.reaches_largest:
             return self.at_clip(max(limits))
+        # The geometric mean, to which the limit of few bits would move by itself.
         return self.at_clip(math.exp(math.fsum(map(math.log, limits)) / len(limits)))
 
     def limit_for(self, vector: Tensor) -> float | None:
@@ -273,6 +275,7 @@ class RoundedTables(Method):
             return None
         vector = vector.detach()
         cols = self.encoder.shape[-1]
+        # Each cell of a row sums `dim / cols` coordinates with random signs.
         rms = torch.linalg.vector_norm(vector, dtype=torch.float64) / math.sqrt(cols)
         if not 0 < float(rms) < math.inf:
             return None
@@ -318,6 +321,7 @@ class RoundedTables(Method):
         recovery, cols = collision_error(self.encoder), self.encoder.shape[-1]
         if self.grid is None:
             return RelativeError(recovery)
+        # Cells of dense vectors are normal numbers of deviation `norm / sqrt(cols)`.
         kept, variance = self.grid.kept, self.grid.rounding_share * (vectors.norm**2 / cols)
         rounding = noise_error(vectors, variance / vectors.count, rows=self.encoder.rows)
         return RelativeError(recovery * kept**2 + (1 - kept) ** 2, rounding=rounding, kept=kept)

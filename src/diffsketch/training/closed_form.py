@@ -51,6 +51,7 @@ def _residuals(
     for b in range(chosen.size):
         example, most = inputs[chosen[b]], np.float32(-np.inf)
         for c in range(classes):
+            # Weights come first and biases last, as `named_parameters` has them.
             score = _dot(model[c * features : (c + 1) * features], example) + bias[c]
             out[c, b] = score
             # Unlike `max`, keeps a NaN: a worker that diverges must be noticed.

@@ -209,6 +209,7 @@ class CharLSTM(nn.Module):
         for layer in range(2):
             # By attribute: torch.func puts plain tensors in the place of parameters.
             weights += [getattr(self, f"{kind}_{layer}") for kind in ("input", "recurrent", "bias")]
+            # The second bias of torch's layers.
             weights.append(torch.zeros_like(weights[-1]))
         grad = torch.is_grad_enabled()
         return self._fused(inputs, start, weights, True, 2, 0.0, grad, False, False)

@@ -80,7 +80,7 @@ class Algorithm:
                 "trainer": trainer, "devices": devices, "seed": seed, "round_index": round_index,
             }  # fmt: skip
             alone = zip(weights[cohort], torch.split(cohort, 1), strict=True)
-            return torch.cat([self.vectors(own, worker, **about) for own, worker in alone])
+            return torch.cat([self.vectors(model, worker, **about) for model, worker in alone])
         batches = draw_batches(
             devices, cohort, seed=seed, round_index=round_index,
             batch_size=self.batch_size, epochs=self.local_epochs,
@@ -159,6 +159,7 @@ def corrected(mean: Tensor, vectors: Tensor, correction: Correction) -> Tensor:
     if correction == "shared":
         # Workers send one bit a coordinate; the sum of the masks says what share of them kept it.
         return mean * ((kept & finite).sum(dim=0) / finite.sum()).to(mean.dtype)
+    # A worker without a mask applies the mean as it is.
     return mean * (kept | ~finite)
 
 

@@ -106,6 +106,7 @@ class Devices:
             raise DataError("there are no devices: training needs one at least")
         named = {name: _examples(part) for name, part in parts.items()}
         joined = []
+        # Shapes are compared here, since torch's own error would not name the device.
         for what in ("inputs", "labels"):
             values = {name: getattr(part, what) for name, part in named.items()}
             shape = next(iter(values.values())).shape[1:]
