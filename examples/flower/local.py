@@ -87,9 +87,13 @@ class LocalNetwork:
         identity = self._secret(f"identity-{number}.key")
         config = (
             f'partition-id={number} num-partitions={self._count} diffsketch-client-key-file="{key}"'
-            f' diffsketch-identity-file="{identity}"'
+            f' diffsketch-identity-file="{identity}" diffsketch-account="{self.account(number)}"'
         )
         return self._start_node(config, f"node-{number}")
+
+    def account(self, number: int) -> Path:
+        """The file of this node's account, which outlives the node."""
+        return self.home / f"account-{number}.json"
 
     def start_helper(self) -> subprocess.Popen[bytes]:
         """The SuperNode of the other operator: with the helper's key, and none of the clients'."""

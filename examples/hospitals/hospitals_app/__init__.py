@@ -1,0 +1,1 @@
+"""A Flower app that trains in ten hospitals, and hides every patient."""
