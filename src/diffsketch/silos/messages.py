@@ -82,26 +82,32 @@ def encode_records(
         noise: Draws the dither and the noise. Of a single row, if it has rows.
     """
     chosen = record_method(method)
-    mechanism, quantizer = chosen.mechanism, chosen.mechanism.quantizer
+    with _secret_random(noise):
+        total = _sum_of(chosen, pieces, seed, noise)  # the memory of a piece is free afterwards
+    message = chosen.mechanism.noised(total[None], noise)[0]
+    return message.reshape(chosen.message_format.shape)
+
+
+def _sum_of(method: ClientNoise, pieces: Iterable[Tensor], seed: HashSeed, noise: Noise) -> Tensor:
+    """Add up the tables of records, each bounded and rounded."""
+    quantizer = method.mechanism.quantizer
     assert isinstance(quantizer, Quantizer)  # noqa: S101 (for the type checker)
     cells = quantizer.cells
     # 53 of the bits, so that the quotient is exact and below 1.
     dither = (noise.words((1, cells)).numpy().view(np.uint64)[0] >> np.uint64(11)) * 2.0**-53
     total, scratch = np.zeros(cells, np.int64), np.empty(cells, np.int32)
-    with _secret_random(noise):
-        for piece in pieces:
-            if piece.dtype != torch.float32 or piece.dim() != 2 or piece.shape[1] != chosen.dim:
-                raise MismatchError(
-                    f"pieces must be float32 (records, {chosen.dim}), got {piece.dtype} "
-                    f"{tuple(piece.shape)}"
-                )
-            tables = _tables(chosen, piece.detach(), seed).cpu().contiguous().numpy()
-            add_bounded(
-                tables, quantizer.bound.limit, quantizer.granularity, quantizer.largest, dither,
-                total, scratch,
-            )  # fmt: skip
-    message = mechanism.noised(torch.from_numpy(total)[None], noise)[0]
-    return message.reshape(chosen.message_format.shape)
+    for piece in pieces:
+        if piece.dtype != torch.float32 or piece.dim() != 2 or piece.shape[1] != method.dim:
+            raise MismatchError(
+                f"pieces must be float32 (records, {method.dim}), got {piece.dtype} "
+                f"{tuple(piece.shape)}"
+            )
+        tables = _tables(method, piece.detach(), seed).cpu().contiguous().numpy()
+        add_bounded(
+            tables, quantizer.bound.limit, quantizer.granularity, quantizer.largest, dither,
+            total, scratch,
+        )  # fmt: skip
+    return torch.from_numpy(total)
 
 
 @contextmanager
