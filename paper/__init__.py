@@ -11,7 +11,7 @@ small amount of noise"; `python -m paper.run` is `diffsketch run` with all of th
 Lemma 1 and Theorem 2.
 
 Of other papers: `projections` (the Sketched Gaussian Mechanism, Gaussian mixing) with its audits in
-`projection_cases`, and `projunit`. What only audits here need: `batches` and `secret_hashes`.
+`projection_cases`. What only audits here need: `inversion` and `secret_hashes`.
 """
 
 from diffsketch.app.settings import allow_method

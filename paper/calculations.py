@@ -13,13 +13,14 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from diffsketch.privacy.claim import NoClaim, ProvenClaim
+from diffsketch.privacy.claim import NoClaim, ProvenClaim, Relation
+from diffsketch.privacy.clipping import CoordinateBound
+from diffsketch.privacy.mechanisms.additive import GaussianMechanism
 from diffsketch.privacy.mechanisms.binomial import BinomialMechanism
 from diffsketch.privacy.theorems import theorem1
 from diffsketch.sketch import CountSketch, SketchKey
 from paper.bounds import ConvexProblem, lemma1_error, padding_for, theorem2
 from paper.facts import SPECS, Cases, Facts, Graded, Statement
-from paper.repaired import table_noise_like_padding
 
 _ALPHA = 1.645  # the 90th percentile of a Gaussian's sizes, in standard deviations
 _DELTA = 1e-5
@@ -132,7 +133,10 @@ def longer_padding(claim: Statement, _: Facts) -> Graded:
     dim, size = claim.values["dim"], claim.values["table"]
     claimed, proven, sketch = {}, {}, CountSketch(dim, *size)
     for each in claim.values["lengths"]:
-        mechanism = table_noise_like_padding(sketch, _ALPHA, padding=each * dim, std=1.0)
+        # The noise that so many appended numbers give a cell on average, independent in each cell.
+        bound = CoordinateBound(_ALPHA, sketch.rows)
+        multiplier = math.sqrt(each * dim / sketch.cols) / bound.sensitivity(Relation.REPLACE)
+        mechanism = GaussianMechanism(bound, multiplier, Relation.REPLACE)
         claimed[each] = _claimed(dim * (1 + each), *size)
         proven[each] = float(mechanism.claim.epsilon(delta=_DELTA, rounds=1))
     hits = [_falls(claimed.values()), _falls(proven.values())]

@@ -24,7 +24,6 @@ from diffsketch.app.build import build
 from diffsketch.app.files import finite
 from diffsketch.app.settings import RunConfig, describe
 from diffsketch.errors import ArgumentError, check
-from diffsketch.privacy.clipping import CoordinateBound
 from diffsketch.privacy.mechanisms.binomial import PAPER_SETTINGS, BinomialMechanism
 from diffsketch.privacy.theorems import claimed_per_round, estimates, query_variance
 from diffsketch.sketch import CountSketch, SketchKey
@@ -38,7 +37,7 @@ from paper.bounds import ConvexProblem, expected_gap, lemma1_error, padding_for,
 from paper.experiments import mistake_text
 from paper.noise_control import NoiseControl
 from paper.readings import signed_alpha
-from paper.repaired import PaddedGaussian
+from paper.repaired import ProvenDiffSketch
 
 Numbers = npt.NDArray[np.float64]
 Progress = Callable[[float], None]
@@ -449,11 +448,12 @@ def proven_of(
     """
     if settings.proven_hashes == 0 or padding == 0:
         return None
+    size = (sketch.dim, sketch.rows, sketch.cols)
+    method = ProvenDiffSketch(*size, clip=settings.ratio, padding=padding, std=1.0)
     key, found = SketchKey.from_integer(seed), []
     for round_index in range(settings.proven_hashes):
-        bound = CoordinateBound(settings.ratio)
-        mechanism = PaddedGaussian(sketch, key.seed(round_index), bound, padding=padding, std=1.0)
-        found.append(float(mechanism.claim.epsilon(delta=settings.delta, rounds=1)))
+        claim = method.claim_for(1, key.seed(round_index))
+        found.append(float(claim.epsilon(delta=settings.delta, rounds=1)))
     if not all(map(math.isfinite, found)):
         return None
     ends = {"least": min(found), "most": max(found)}

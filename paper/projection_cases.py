@@ -32,12 +32,12 @@ from diffsketch.privacy.simulated_noise import NoiseKey
 from diffsketch.sketch import SketchKey
 from paper.projections import GaussianMixing, SketchedGaussian, variance_epsilon
 
-SGM = SketchedGaussian(dim=1, size=1000, clip=1.0, std=0.288)
+SGM = SketchedGaussian(size=1000, clip=1.0, std=0.288)
 """A message of one client, or a sum of one: the claimed epsilon is 3 (delta 1e-5)."""
-PAPER = SketchedGaussian(dim=1, size=400_000, clip=1.0, std=0.0883), 4
+PAPER = SketchedGaussian(size=400_000, clip=1.0, std=0.0883), 4
 """The paper's vision task at its largest epsilon, and its clients of a round."""
-REPAIRED = SketchedGaussian(dim=1, size=1000, clip=1.0, std=1.0, projected_clip=1.0)
-SECRET = SketchedGaussian(dim=1, size=100, clip=1.0, std=0.27)
+REPAIRED = SketchedGaussian(size=1000, clip=1.0, std=1.0, projected_clip=1.0)
+SECRET = SketchedGaussian(size=100, clip=1.0, std=0.27)
 """One with more to see: a shift of about one standard deviation of the sum of squares."""
 MIXING = GaussianMixing(size=64, clip=1.0, std=math.sqrt(0.5), least_eigenvalue=7.5)
 """Rows of norm 1 at most among others that hide them: gamma is 8."""

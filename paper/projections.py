@@ -10,23 +10,16 @@ larger epsilon; one that is applied again, to decode or to project other data, t
 
 from __future__ import annotations
 
-import hashlib
 import math
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
-from typing import ClassVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from diffsketch.errors import MismatchError, check, check_choice, check_positive, check_whole
-from diffsketch.methods import Encoded, Method, register
+from diffsketch.errors import check, check_choice, check_positive, check_whole
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.claim import (
     Basis,
-    Claim,
     Epsilon,
     NoClaim,
     PaperClaim,
@@ -36,10 +29,6 @@ from diffsketch.privacy.claim import (
     Trust,
     Unit,
 )
-from diffsketch.privacy.clipping import clip_norm
-from diffsketch.privacy.simulated_noise import Noise
-from diffsketch.sketch.hashing import HashSeed
-from diffsketch.wire.formats import MessageFormat
 
 _LARGEST_FOUND = 700.0  # exponentials of more overflow
 _GAMMA_ROUNDING = 1e-9  # relative, and more than incomplete gamma functions lose
@@ -137,11 +126,10 @@ class SketchedGaussian:
     *Repaired* (`projected_clip`): projections are clipped as well, and the claim is the Gaussian
     mechanism's, for whoever knows all but the vectors and the noise.
 
-    Guarantees (`tests/privacy/test_projections.py`): the secret claim is the exact divergence, and
+    Guarantees (`paper/tests/test_projections.py`): the secret claim is the exact divergence, and
     never above the paper's; the released step exceeds the paper's.
 
     Args:
-        dim: Length of the vectors.
         size: Numbers of a message, b in the paper.
         clip: Norm of a vector, tau in the paper.
         std: Standard deviation of the noise of one member, sigma_g in the paper.
@@ -154,7 +142,6 @@ class SketchedGaussian:
         formulas: those used here are printed in its text, or were derived again.
     """
 
-    dim: int
     size: int
     clip: float
     std: float
@@ -162,7 +149,6 @@ class SketchedGaussian:
     projected_clip: float | None = None
 
     def __post_init__(self) -> None:
-        check_whole("dim", self.dim, least=1)
         check_whole("size", self.size, least=1)
         check_positive("clip", self.clip)
         check_positive("std", self.std)
@@ -214,31 +200,6 @@ class SketchedGaussian:
         ratio = ((others + self.clip) ** 2 + noise) / (others**2 + noise)
         return _secret_claim(Unit.CLIENT, self.size, ratio, self.delta, "a secret projection")
 
-    def release(self, vectors: Tensor, noise: Noise, *, seed: HashSeed) -> Tensor:
-        """Messages `(..., size)` of vectors `(..., dim)`."""
-        if vectors.dim() < 1 or vectors.shape[-1] != self.dim:
-            raise MismatchError(f"vectors must have {self.dim} entries, got {tuple(vectors.shape)}")
-        seen = clip_norm(vectors, self.clip) @ self.matrix(seed, vectors).T
-        if self.projected_clip is not None:
-            seen = clip_norm(seen, self.projected_clip)
-        drawn = noise.normal(tuple(seen.shape), self.std, dtype=torch.float64)
-        return seen + drawn.to(seen.device, seen.dtype)
-
-    def decode(self, total: Tensor, *, seed: HashSeed) -> Tensor:
-        """The released step: an unbiased estimate of the sum of the clipped vectors."""
-        return total @ self.matrix(seed, total)
-
-    def matrix(self, seed: HashSeed, like: Tensor) -> Tensor:
-        """The round's projection, kept with its seed, of the type and on the device of `like`."""
-        key = "sgm", self.size, self.dim, like.dtype, like.device
-        matrix: Tensor | None = seed.memo.get(key)
-        if matrix is None:
-            digest = hashlib.blake2b(key=seed.value, digest_size=32, person=b"ds-sgm").digest()
-            rng = np.random.Generator(np.random.SFC64(int.from_bytes(digest, "little")))
-            drawn = rng.standard_normal((self.size, self.dim), np.float32) / math.sqrt(self.size)
-            matrix = seed.memo[key] = torch.from_numpy(drawn).to(like.device, like.dtype)
-        return matrix
-
 
 @dataclass(frozen=True)
 class GaussianMixing:
@@ -251,18 +212,15 @@ class GaussianMixing:
     clip**2`: so epsilon is at most that of `size` numbers with a variance of 1 or of
     `gamma / (gamma - 1)`, and exactly that if `least_eigenvalue >= clip**2`. (An example has that
     much along its own direction: with a smaller promise the bound is above what is true.) The paper
-    bounds the same law by Rényi divergences (its Lemma 1, whose proof was checked), which `lemma1`
-    gives.
+    bounds the same law by Rényi divergences (its Lemma 1, whose proof was checked).
 
     *Its conditions.* `S` is secret from all who see the release, is drawn anew for each, and serves
     for nothing else. `least_eigenvalue` is public, and bounds `X'X` from below for the larger of
     two neighbours, the data set with the example in it; 0 always does. (Without it, an eigenvalue
-    may be smaller by `clip**2`.) That is for the user to know beforehand: `release` does not look,
-    as an error would tell of the data. And `gamma > 1`, else nothing is claimed.
+    may be smaller by `clip**2`.) And `gamma > 1`, else nothing is claimed.
 
-    It estimates `X'X`, from `release' release / size - std**2`, and no mean of rows: the mean of
-    `S` is 0, and to undo `S` one has to know it. So it is no method of `diffsketch.methods`. Its
-    Algorithm 1, which estimates the least eigenvalue privately, is not implemented, nor judged.
+    It estimates `X'X`, and no mean of rows: the mean of `S` is 0, and to undo `S` one has to know
+    it. The paper's Algorithm 1, which estimates the least eigenvalue privately, is not judged.
 
     Args:
         size: Rows of the release, k in the paper.
@@ -304,24 +262,6 @@ class GaussianMixing:
         ratio = self.gamma / (self.gamma - 1)
         return _secret_claim(Unit.EXAMPLE, self.size, ratio, self.delta, "Gaussian mixing")
 
-    def lemma1(self, order: float) -> float:
-        """The paper's bound on the Rényi divergence of an order between 1 and `gamma`."""
-        check(1 < order < self.gamma, "order", f"be in (1, {self.gamma:.4g})", order)
-        terms = order * math.log1p(-1 / self.gamma) - math.log1p(-order / self.gamma)
-        return self.size / 2 * terms / (order - 1)
-
-    def release(self, data: Tensor, noise: Noise) -> Tensor:
-        """The mixed data `(size, dim)` of `(examples, dim)`; its `S` is drawn, and forgotten.
-
-        The claim is for data that keeps the promise of `least_eigenvalue`, which is not checked.
-        """
-        if data.dim() != 2 or 0 in data.shape:
-            raise MismatchError(f"data must be (examples, dim), got {tuple(data.shape)}")
-        rows = clip_norm(data.to("cpu", torch.float64), self.clip)
-        mixer = noise.normal((self.size, len(rows)), 1.0, dtype=torch.float64)
-        added = noise.normal((self.size, rows.shape[1]), 1.0, dtype=torch.float64)
-        return (mixer @ rows + self.std * added).to(data.device, data.dtype)
-
 
 def _secret_claim(
     unit: Unit, cells: int, ratio: float, delta: float, how: str
@@ -330,76 +270,3 @@ def _secret_claim(
     if math.isinf(value):
         return NoClaim(scope, f"epsilon is in the hundreds for {how} of {cells} numbers")
     return SimulatedClaim(scope, events.approximate(value, delta), f"{how} of {cells} numbers")
-
-
-@register
-@dataclass(frozen=True, kw_only=True)
-class SketchedGaussianMean(Method):
-    """Li et al.'s Sketched Gaussian Mechanism (SGM): a shared Gaussian projection, and noise.
-
-    Vectors are clipped to norm `clip`, projected by a matrix that the round's seed gives to all,
-    and sent with noise of standard deviation `std` on each of the `size` numbers; the sum is
-    projected back by the same matrix.
-
-    *Threat model.* The paper's epsilon is shown as claimed. It holds for those who see the sum,
-    and neither the seed nor anything that was decoded with it. All workers have the seed, and what
-    is decoded is the model: of both, `python -m paper successors` measures how much more can be
-    told. With `projected_clip` projections are clipped as well, and the Gaussian mechanism's
-    epsilon is proven for whoever knows the seed and the model.
-
-    Args:
-        dim: Length of the vectors.
-        size: Numbers of a message, b in the paper.
-        clip: Norm of a vector, tau in the paper.
-        std: Of the noise of one worker, sigma_g in the paper.
-        delta: That the claim is made for.
-        projected_clip: Norm of a projected vector; the paper has none.
-
-    >>> method = SketchedGaussianMean(dim=4000, size=1000, clip=1.0, std=0.288)
-    >>> seed = HashSeed(bytes(32))
-    >>> method.claim_for(1, seed).epsilon(delta=1e-5, rounds=1).shown()
-    '3'
-    >>> repaired = SketchedGaussianMean(
-    ...     dim=4000, size=1000, clip=1.0, std=0.288, projected_clip=1.0
-    ... )
-    >>> repaired.claim_for(1, seed).epsilon(delta=1e-5, rounds=1).shown()
-    '20.2'
-    """
-
-    size: int
-    clip: float
-    std: float
-    delta: float = 1e-5
-    projected_clip: float | None = None
-
-    name: ClassVar[str] = "sgm"
-    code: ClassVar = 12
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _ = self.mechanism  # checks the rest
-
-    @cached_property
-    def mechanism(self) -> SketchedGaussian:
-        """The mechanism that clips, projects and adds noise."""
-        return SketchedGaussian(
-            self.dim, self.size, self.clip, self.std, self.delta, self.projected_clip
-        )
-
-    @cached_property
-    def message_format(self) -> MessageFormat:
-        """`size` numbers in float32."""
-        return self._format((self.size,))
-
-    def _claim_for(self, present: int, seed: HashSeed) -> Claim:  # noqa: ARG002
-        return self.mechanism.claim_for(present)
-
-    def after_clipping(self, vectors: Tensor) -> Tensor:
-        """Return the vectors clipped to the smaller norm: projections are about as long."""
-        return clip_norm(vectors, min(self.clip, self.projected_clip or self.clip))
-
-    def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
-        return Encoded(self.mechanism.release(batch, noise, seed=seed))
-
-    def _decode(self, total: Tensor, seed: HashSeed, count: int, *, out: Tensor | None) -> Tensor:  # noqa: ARG002
-        return (self.mechanism.decode(total.double(), seed=seed) / count).float()

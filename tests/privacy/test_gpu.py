@@ -14,13 +14,11 @@ from diffsketch.methods import SketchGaussian, SketchLaplace, SketchSkellam
 from diffsketch.privacy import (
     BinomialMechanism,
     CohortNoise,
-    CoordinateBound,
     GaussianMechanism,
     NoiseKey,
     NormBound,
 )
-from paper.projunit import PrivUnitG, ProjUnit
-from paper.repaired import PaddedGaussian
+from paper.repaired import ProvenDiffSketch
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -32,10 +30,6 @@ SKETCHED = {"encode": partial(SKETCH.encode, seed=SEED)}
 RELEASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "gaussian": (GaussianMechanism(NormBound(1.0), 2.0), SKETCHED),
     "gaussian, raw": (GaussianMechanism(NormBound(1.0), 2.0), {"batch": True}),
-    "padded": (PaddedGaussian(SKETCH, SEED, CoordinateBound(1.0), DIM, 1.0), {}),
-    "factored": (PaddedGaussian(SKETCH, SEED, CoordinateBound(1.0), 20 * DIM, 1.0), {}),
-    "privunit": (PrivUnitG(DIM, 4.0), {}),
-    "projunit": (ProjUnit(DIM, 50, 4.0), {"seed": SEED}),
     "binomial": (BinomialMechanism(DIM, 1.0, 1.0, 12, trials=4, cohort=10, delta=1e-5), {}),
 }
 
@@ -45,6 +39,8 @@ METHODS = {
     "skellam": SketchSkellam(DIM, 5, 20, clip=1.0, noise_multiplier=2.0, trust="local"),
     "discrete gaussian": SketchGaussian(DIM, 5, 20, clip=1.0, noise_multiplier=2.0),
     "discrete laplace": SketchLaplace(DIM, 5, 20, per_round=2.0, clip=1.0),
+    "padded": ProvenDiffSketch(DIM, 5, 20, clip=1.0, padding=DIM, std=1.0),
+    "factored": ProvenDiffSketch(DIM, 5, 20, clip=1.0, padding=20 * DIM, std=1.0),
 }
 
 

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -167,8 +166,6 @@ class CharLSTM(nn.Module):
     torch.Size([39720])
     """
 
-    gates: ClassVar[int] = 4
-
     def __init__(
         self, *, hidden: int = 52, letters: int = 90, embedding: int = 7, seed: int = 0
     ) -> None:
@@ -176,7 +173,7 @@ class CharLSTM(nn.Module):
         self.hidden = hidden
         self.embedding = nn.Parameter(torch.empty(letters, embedding))
         for layer, size in enumerate((embedding, hidden)):
-            rows = self.gates * hidden
+            rows = 4 * hidden  # four gates
             self.register_parameter(f"input_{layer}", nn.Parameter(torch.empty(rows, size)))
             self.register_parameter(f"recurrent_{layer}", nn.Parameter(torch.empty(rows, hidden)))
             self.register_parameter(f"bias_{layer}", nn.Parameter(torch.empty(rows)))
@@ -212,11 +209,7 @@ class CharLSTM(nn.Module):
             # The second bias of torch's layers.
             weights.append(torch.zeros_like(weights[-1]))
         grad = torch.is_grad_enabled()
-        return self._fused(inputs, start, weights, True, 2, 0.0, grad, False, False)
-
-    def _fused(self, inputs: Tensor, start: Tensor, *options: Any) -> Tensor:
-        """Call torch's fused kernel."""
-        return torch.lstm(inputs, (start, start), *options)[0]
+        return torch.lstm(inputs, (start, start), weights, True, 2, 0.0, grad, False, False)[0]
 
 
 def _generator(seed: int) -> torch.Generator:
