@@ -15,14 +15,19 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 
 
 @command(
-    "Examples: [bold]python -m paper --quick[/bold], [bold]python -m paper mnist audit[/bold]",
+    "Examples: [bold]python -m paper --quick[/bold], [bold]python -m paper figure3 audit[/bold]",
     to=app,
 )
 def paper(
     name: list[str] = option(
-        "Only these experiments (see --list); all without.", default=[], argument="NAME"
+        "Only these experiments (see --list) or figures (figure3); all without.",
+        default=[],
+        argument="NAME",
     ),
-    quick: bool = option("Reduced: fewer seeds, rounds and panels; minutes.", default=False),
+    quick: bool = option(
+        "Fewer seeds, rounds and panels; minutes. Shows that all works, judges no claim.",
+        default=False,
+    ),
     output: Path | None = option(
         "Directory for the page, the numbers and the cache; continued if it has them.",
         means="runs/reproduction, or runs/reproduction-quick with --quick",
@@ -42,7 +47,7 @@ def paper(
     after Ctrl-C and 143 after SIGTERM.
     """
     console = LastingConsole()
-    processes = jobs or cores()
+    processes = cores() if jobs is None else jobs
     if show_list:  # which needs neither PyTorch nor pictures
         from paper.experiments import listing
 

@@ -41,9 +41,6 @@ _COLOURED = ("Laplace on sketches", "Laplace on raw gradients", "DiffSketch")
 _KINDS = ("Theorem", "Figure", "Table")
 _SHOWN = 6  # plots of a figure that are not folded away
 _FURTHER, _PROVEN, _TABLES = "Further plots", "What is true: proven and measured", "Numbers"
-_NO_REDUCTION = ("evaluate_every",)  # settings whose change makes nothing smaller
-_NAMED = {"fedavg_rounds": "rounds"}
-_ORDER = {"seeds": 0, "rounds": 1, "panels": 2}  # in which reductions are told
 _DEVIATIONS = "Where this is not as in the paper"
 _COMMANDS = "Commands"
 _FOLDER, _DETAILS = "images/reproduction", "reproduction"
@@ -56,17 +53,16 @@ def page_of(
     figures: Sequence[tuple[Experiment, Figure]],
     verdicts: Verdicts,
     *,
-    reduced: Mapping[str, Mapping[str, str]],
     notice: str,
     versions: Mapping[str, str],
-    names: Sequence[str],
+    command: str,
 ) -> ClaimedPage:
     """The page: a scoreboard of the claims, and a section for each experiment; theorems first.
 
     Guarantees (`paper/tests/test_document.py`): every claim is on it once.
     """
-    text, less = texts()["page"], any(one.reduced for one, _ in figures)
-    most = max((_most_seeds(one) for one, _ in figures), default=1)
+    text = texts()["page"]
+    seeds = {job.seed for one, _ in figures for job in one.jobs}
     known = ", ".join(
         f"{one} {versions[one]}" for one in ("diffsketch", "torch", "numpy", "python")
     )
@@ -78,7 +74,6 @@ def page_of(
             *each,
             row=figure_row(each[0].name, facts),
             verdicts={one: of for one, of in verdicts.items() if one.place == each[0].name},
-            reduced=reduced.get(each[0].name, {}),
         )
         for each in ordered
     ]
@@ -91,11 +86,11 @@ def page_of(
         sections=tuple(sections),
         notice=notice,
         origin={
-            "Command": f"`{command_of(names, reduced=less)}`",
+            "Command": f"`{command}`",
             "Versions": known,
             "Source": f"digest {versions['source']} of the package's modules",
             "Machine": f"{versions['machine']}, one thread for each run",
-            "Seeds": "0" if most == 1 else f"0 to {most - 1}",
+            "Seeds": f"0 to {max(seeds)}" if any(seeds) else "0",
             "Settings": "those of the package, folded away below each figure",
         },
         roles=_COLOURED,
@@ -128,16 +123,11 @@ def section_of(
     *,
     row: Mapping[str, str],
     verdicts: Verdicts,
-    reduced: Mapping[str, str],
 ) -> ClaimedSection:
     """The section of an experiment: a row of what came out, the paper's figure, and its claims.
 
     All else is folded away: further plots, what is proven, tables, notes, settings.
     """
-    said = []
-    if reduced:
-        listed = ", ".join(f"{name} {text}" for name, text in reduced.items())
-        said.append(f"Reduced by `--quick`: {listed}.")
     plots = [one for one in figure.exhibits if isinstance(one, Plot)]
     tables = [one for one in figure.exhibits if isinstance(one, Table)]
     shown = plots[:_SHOWN] or tables[:1]
@@ -149,7 +139,6 @@ def section_of(
     return ClaimedSection(
         name=experiment.name,
         title=experiment.title,
-        text=tuple(said),
         row={_ROW["says"]: experiment.says, **{_ROW[key]: text for key, text in row.items()}},
         exhibits=tuple(shown),
         verdicts=_entries(verdicts),
@@ -166,75 +155,14 @@ def section_of(
     )
 
 
-def notice_of(
-    full: Sequence[Experiment],
-    shown: Sequence[Experiment],
-    *,
-    left_out: Sequence[str],
-    failed: Sequence[str] = (),
-) -> str:
+def notice_of(*, reduced: bool, left_out: Sequence[str], failed: Sequence[str] = ()) -> str:
     """A notice for the reader to see first: what is reduced, left out, or went wrong."""
-    parts = []
-    if any(one.reduced for one in shown):
-        less = [reductions(*both) for both in zip(full, shown, strict=True)]
-        what = {name: text for found in reversed(less) for name, text in found.items()}
-        named = "; ".join(
-            f"{name} ({text})" if all(found.get(name, text) == text for found in less) else name
-            for name, text in sorted(what.items(), key=lambda item: _ORDER.get(item[0], 9))
-        )
-        fewer = f"There are fewer {named}. How many is said with each experiment."
-        said = fewer if named else "What is shown here is not reduced."
-        parts.append(texts()["page"]["reduced"].format(what=said))
+    parts = [texts()["page"]["reduced"]] if reduced else []
     if left_out:
         parts.append(f"Not asked for, so left out: {', '.join(left_out)}.")
     if failed:
         parts.append(f"Left out after an error: {', '.join(failed)}.")
     return " ".join(parts)
-
-
-def reductions(full: Experiment, less: Experiment) -> dict[str, str]:
-    """Reductions by `--quick` in an experiment: by name, how much is left."""
-    found = {}
-    before, after = (_most_seeds(one) for one in (full, less))
-    if before != after:
-        found["seeds"] = f"{after} instead of {before}"
-    pairs = [  # settings of each run and measurement that is left, before and after
-        (whole.settings, part.settings)
-        for part in less.variants
-        for whole in full.variants
-        if whole.name == part.name and set(part.panels) <= set(whole.panels)
-    ]
-    both = zip(full.measurements, less.measurements, strict=True)
-    pairs += [(whole.settings, part.settings) for whole, part in both]
-    changed: dict[str, tuple[list[Any], list[Any]]] = {}
-    for old, new in pairs:
-        for key, value in new.items():
-            if value != old.get(key) and key not in _NO_REDUCTION:
-                olds, news = changed.setdefault(_NAMED.get(key, key), ([], []))
-                olds.append(old.get(key))
-                news.append(value)
-    for key, (olds, news) in changed.items():
-        found[key.replace("_", " ")] = f"{_ends(news)} instead of {_ends(olds)}"
-    panels = [{panel for one in some.variants for panel in one.panels} for some in (full, less)]
-    if panels[0] != panels[1]:
-        found["panels"] = f"{len(panels[1])} instead of {len(panels[0])}"
-    return found
-
-
-def _most_seeds(experiment: Experiment) -> int:
-    return max((job.seed for job in experiment.jobs), default=0) + 1
-
-
-def _ends(values: Sequence[Any]) -> str:
-    """One value, or the least and the largest of them.
-
-    >>> _ends([1500, 1500]), _ends([80, 1500, 200])
-    ('1,500', '80 to 1,500')
-    """
-    numbers = all(isinstance(one, int | float) for one in values)
-    ends = sorted(values) if numbers else values
-    first, *others = dict.fromkeys(f"{one:,}" if isinstance(one, int) else str(one) for one in ends)
-    return f"{first} to {others[-1]}" if others else first
 
 
 # --- what is folded away below a figure ------------------------------------------------------

@@ -39,14 +39,14 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 from rich.table import Table
 
@@ -95,6 +95,18 @@ _ORDER = (
     "gradients", "updates", "local-epsilon", "datasets", "cpsgd-parameters", "convergence",
     "correction", "audit", "scope", "successors", "free",
 )  # fmt: skip  # that of the paper, then what it does not have
+
+
+def _known_in(functions: Mapping[str, str]) -> Callable[[str], str]:
+    """A check that a name is one of these."""
+
+    def known(name: str) -> str:
+        if name not in functions:
+            raise ValueError(f"must be one of {', '.join(functions)}")
+        return name
+
+    return known
+
 
 _STRICT = ConfigDict(extra="forbid", populate_by_name=True)
 _Text = Annotated[str, Field(min_length=1)]
@@ -178,7 +190,7 @@ class Measurement:
     """Something measured that is no training run."""
 
     name: _Text  # within the experiment
-    kind: _Text  # one of `MEASUREMENTS`
+    kind: Annotated[str, AfterValidator(_known_in(MEASUREMENTS))]
     settings: _Settings = Field(default_factory=dict)  # without the seed
     seeds: _Count | None = None  # how many; the experiment's number if None
 
@@ -201,7 +213,7 @@ class Experiment:
     title: _Text
     place: _Text
     says: _Text
-    drawing: _Text
+    drawing: Annotated[str, AfterValidator(_known_in(FIGURES))]
     paper: Mapping[str, _Text] = Field(default_factory=dict)
     deviations: tuple[Deviation, ...] = Field(default=(), validation_alias="deviation")
     seeds: _Count = 5
@@ -247,8 +259,27 @@ def names(folder: Path = SETTINGS) -> tuple[str, ...]:
     return (*(one for one in _ORDER if one in found), *(one for one in found if one not in _ORDER))
 
 
+def name_of_experiment(given: str, folder: Path = SETTINGS) -> str:
+    """The experiment that a user means: by its name, or by its place, as "Figure 3" or "figure3".
+
+    >>> name_of_experiment("figure3"), name_of_experiment("Table 1"), name_of_experiment("mnist")
+    ('mnist', 'cpsgd-parameters', 'mnist')
+    """
+    known = names(folder)
+    if given in known:
+        return given
+    for name in known:
+        place = str(read_toml(folder / f"{name}.toml").get("place"))
+        if place.replace(" ", "").lower() == given.replace(" ", "").lower():
+            return name
+    hint = nearest(given, known, see="python -m paper --list")
+    raise ArgumentError(
+        f"name must be that of an experiment, or of its figure, got name={given!r}; {hint}"
+    )
+
+
 def load(name: str, *, reduced: bool, folder: Path = SETTINGS, complete: bool = True) -> Experiment:
-    """Read an experiment.
+    """Read an experiment, by its name.
 
     Unless `complete`, settings of the runs are neither all checked nor completed with what the
     task and the method have, and nothing heavy is imported.
@@ -256,12 +287,8 @@ def load(name: str, *, reduced: bool, folder: Path = SETTINGS, complete: bool = 
     Guarantees (`paper/tests/test_experiments.py`): a key that is missing, unknown or of
     another type is an error; all files of the package load.
     """
-    known = names(folder)
-    if name not in known:
-        hint = nearest(name, known, see="python -m paper --list")
-        raise ArgumentError(f"name must be that of an experiment, got name={name!r}; {hint}")
     path = folder / f"{name}.toml"
-    found = _checked(_read(path), path)
+    found = _read(path)
     found = _less(found) if reduced else found
     variants = [replace(one, settings={**found.common, **one.settings}) for one in found.variants]
     if complete and variants:
@@ -276,96 +303,39 @@ def load(name: str, *, reduced: bool, folder: Path = SETTINGS, complete: bool = 
 def _read(path: Path) -> Experiment:
     """The file, with all values of their types."""
     table = read_toml(path)
-    if isinstance(runs := table.get("run"), list) and all(isinstance(one, dict) for one in runs):
-        own = ("name", "panels", "group", "reading")
-        table["run"] = [
-            {key: value for key, value in one.items() if key in own}
-            | {"settings": {key: value for key, value in one.items() if key not in own}}
-            for one in runs
-        ]
-    for key in ("name", "reduced"):
-        if key in table:
-            raise DataError(f"{path}: unknown key {key!r}, got {key}={table[key]!r}")
-    levels: dict[str, type] = {"deviation": Deviation, "measure": Measurement,
-                               "quick": Quick, "panel": PanelFields}  # fmt: skip
-    keys = {level: [one.name for one in dataclasses.fields(kind)] for level, kind in levels.items()}
-    keys[""] = ["title", "place", "says", "drawing", "paper", "deviation", "seeds", "run",
-                "measure", "panel", "options", "common", "quick"]  # fmt: skip
+    runs = []
+    for number, run in enumerate(table.get("run", ()), start=1):
+        own = {key: run[key] for key in ("name", "panels", "group", "reading") if key in run}
+        settings = {key: value for key, value in run.items() if key not in own}
+        runs.append({**own, "settings": _settings_of(settings, f"{path}: [[run]] {number}:")})
+    table |= {"name": path.stem, "run": runs}
+    table["common"] = _settings_of(table.get("common", {}), f"{path}: [common]:")
     try:
-        return TypeAdapter(Experiment).validate_python({**table, "name": path.stem})
+        found = TypeAdapter(Experiment).validate_python(table)
     except ValidationError as error:
-        raise DataError(f"{path}: {mistake_text(error, keys)}") from error
+        raise DataError(f"{path}: {mistake_text(error)}") from error
+    # Two of the same name would be one: of their facts, the last would be the only ones.
+    named = [*((panel, one.name) for one in found.variants for panel in one.panels),
+             *(("[[measure]]", one.name) for one in found.measurements)]  # fmt: skip
+    for (place, name), count in Counter(named).items():
+        if count > 1:
+            raise DataError(f"{path}: name must differ, got {name=!r} twice in {place!r}")
+    return found
 
 
-def mistake_text(error: ValidationError, levels: Mapping[str, Collection[str]]) -> str:
-    """The first mistake in settings: its place, key, condition and value."""
+def _settings_of(table: Mapping[str, Any], where: str) -> dict[str, Value]:
+    if "seed" in table:
+        text = "seed must not be given, since there are as many as seeds says"
+        raise DataError(f"{where} {text}, got seed={table['seed']!r}")
+    return checked_table(table, where)
+
+
+def mistake_text(error: ValidationError) -> str:
+    """The first mistake in settings: its place, condition and value."""
     first = error.errors()[0]
-    places = list(first["loc"])
-    key = places.pop()
-    if isinstance(key, int):  # an entry of a list
-        key = places.pop()
-    where = ""
-    if places:
-        where = f"[[{places[0]}]] {int(places[1]) + 1}: " if len(places) > 1 else f"[{places[0]}]: "
-    value = first["input"]
-    if first["type"] in ("missing", "missing_argument"):
-        return f"{where}{key} must be given, and is missing"
-    if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-        hint = nearest(str(key), levels[str(places[0]) if places else ""])
-        return f"{where}unknown key {key!r}, got {key}={value!r}; {hint}"
+    place = " ".join(str(part) for part in first["loc"])
     condition = re.sub(r"^\w+ should", "must", first["msg"])
-    return f"{where}{key} {condition}, got {key}={value!r}"
-
-
-def _checked(found: Experiment, path: Path) -> Experiment:
-    """The experiment, if its parts fit together; with settings in their types."""
-    drawing, variants, measurements = found.drawing, found.variants, found.measurements
-    quick = found.quick
-
-    def require(good: bool, text: str) -> None:
-        if not good:
-            raise DataError(f"{path}: {text}")
-
-    hint = nearest(drawing, FIGURES)
-    require(drawing in FIGURES, f"drawing must be the name of a figure, got {drawing=!r}; {hint}")
-    for number, one in enumerate(measurements, start=1):
-        kind, hint = one.kind, nearest(one.kind, MEASUREMENTS)
-        where = f"[[measure]] {number}: kind must be the name of a measurement"
-        require(kind in MEASUREMENTS, f"{where}, got {kind=!r}; {hint}")
-    some = bool(variants or measurements)
-    require(some, "must have a [[run]] or a [[measure]] at least, and has none")
-    for key, value in found.common.items():
-        text = f"[common]: must not be without a [[run]], got {key}={value!r}"
-        require(bool(variants), text)
-    places = Counter((panel, one.name) for one in variants for panel in one.panels)
-    for (panel, name), count in places.items():
-        text = f"[[run]]: name must differ within a panel, got {name=!r} twice in {panel!r}"
-        require(count == 1, text)
-    for name, count in Counter(one.name for one in measurements).items():
-        require(count == 1, f"[[measure]]: name must differ, got {name=!r} twice")
-    every = {panel: None for one in variants for panel in one.panels}
-    for panel in found.panels:
-        text = f"[panel]: must be a panel of a [[run]], got {panel!r}; {nearest(panel, every)}"
-        require(panel in every, text)
-    for panel in quick.panels:
-        text = f"[quick]: panels must be those of a [[run]], got {panel!r}; {nearest(panel, every)}"
-        require(panel in every, text)
-    for key, value in quick.measure.items():
-        text = f"[quick]: measure must have keys of a [[measure]]'s settings, got {key}={value!r}"
-        require(any(key in one.settings for one in measurements), text)
-
-    def settings(table: Mapping[str, Any], where: str) -> dict[str, Value]:
-        text = f"{where} seed must not be given, since there are as many as seeds says"
-        require("seed" not in table, f"{text}, got seed={table.get('seed')!r}")
-        return checked_table(table, f"{path}: {where}")
-
-    runs = [
-        replace(one, settings=settings(one.settings, f"[[run]] {number}:"))
-        for number, one in enumerate(variants, start=1)
-    ]
-    quick = replace(quick, common=settings(quick.common, "[quick]: [common]:"))
-    common = settings(found.common, "[common]:")
-    return replace(found, variants=tuple(runs), common=common, quick=quick)
+    return f"{place} {condition}, got {first['input']!r}"
 
 
 def _less(full: Experiment) -> Experiment:
@@ -427,20 +397,13 @@ def _complete(experiment: Experiment, path: Path) -> list[Variant]:
 # Measured on one core of a server of 2023. Nothing but the display and the order depends on it.
 _BEGIN = 0.3  # seconds of any job: data, model, files
 _PROCESS = 4.0  # seconds of a process: imports
+_MEASUREMENT = 2.0  # seconds of one that trains nothing
 _DEVICE = {"mnist": 0.04, "mnist-devices": 0.04, "shakespeare": 400.0}  # milliseconds of a round
 _EVALUATION = {"mnist": 10.0, "mnist-devices": 10.0, "shakespeare": 750.0}
-_MESSAGES = {
-    "sketch": 0.02, "diffsketch": 0.1, "diffsketch-proven": 0.1, "laplace": 0.17,
-    "diffsketch-reading": 0.1, "sketch-laplace-signed": 0.07,
-    "sketch-laplace": 0.07, "cpsgd": 0.5, "cpsgd-rotated": 0.5, "sketch-gaussian": 0.08,
-    "sketch-skellam": 0.15, "skellam": 0.7, "gaussian": 0.7,
-}  # fmt: skip  # milliseconds
-_CORRECTION, _ROUNDED = 0.3, 0.1  # milliseconds of a message
-_PADDED, _CELLS, _POWER = 0.3, 154, 1.4  # milliseconds of a message of so many cells, and of more
-_FACTOR = 0.45  # more where each message has a padding of its own
-_COUNTED = 2e-6  # milliseconds of a round and a coordinate, times rows^2, over columns
-_NEEDED = 75  # times rows * cols^2 / epsilon: the least padding of a typical gradient, at most
-_MEASURED = {"audit": 2.0, "convergence": 2.0, "cpsgd-parameters": 0.1, "datasets": 1.0}  # seconds
+_MESSAGE = {"none": 0.0, "sketch": 0.02, "cpsgd": 0.5, "skellam": 0.7, "gaussian": 0.7}
+_OTHERS = 0.1  # milliseconds of a message of other methods
+_CORRECTION = 0.3
+_PADDED, _CELLS, _POWER = 0.4, 154, 1.4  # milliseconds of a message of so many cells, and of more
 
 
 def seconds_of(job: Job) -> float:
@@ -450,25 +413,17 @@ def seconds_of(job: Job) -> float:
     0.82
     """
     if job.kind not in (RUN, "masks", "distributions", "local-epsilon"):
-        return _BEGIN + _MEASURED.get(job.kind, 2.0)
+        return _BEGIN + _MEASUREMENT
     task = str(job.settings.get("task", "mnist"))
     given: dict[str, Any] = {"task": task, **TASK_DEFAULTS[task], **job.settings}
     rounds = given.get("fedavg_rounds", given["rounds"])
     workers = given["workers"] if given["algorithm"] == "sgd" else given["cohort"]
-    message = _MESSAGES.get(given.get("method", "diffsketch"), 0.0)
+    message = _MESSAGE.get(given.get("method", "diffsketch"), _OTHERS)
     if given.get("correction", "off") != "off":
         message += _CORRECTION
-    if given.get("bits", 32) < 32 and given["method"] == "sketch":
-        message += _ROUNDED
-    counted = 0.0
-    if length := given.get("padding"):
-        rows, cols = given["rows"], given["cols"]
-        own = given.get("appended") == "least"
-        message += (_PADDED + own * _FACTOR) * (rows * cols / _CELLS) ** _POWER
-        length = min(length, _NEEDED * rows * cols**2 / given["per_round"]) if own else length
-        shared = 2 if given.get("family") == "pairwise" else cols  # coordinates of a run
-        counted = _COUNTED * length * rows**2 / shared
-    total = rounds * (workers * (_DEVICE[task] + message) + counted)
+    if given.get("padding"):
+        message += _PADDED * (given["rows"] * given["cols"] / _CELLS) ** _POWER
+    total = rounds * workers * (_DEVICE[task] + message)
     if job.kind in (RUN, "masks"):  # the others look at vectors, and evaluate nothing
         total += (2 + rounds / given["evaluate_every"]) * _EVALUATION[task]
     return float(_BEGIN + total / 1000)

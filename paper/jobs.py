@@ -15,7 +15,7 @@ from __future__ import annotations
 import shutil
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -51,7 +51,6 @@ _OWN = (
     "measurements.py", "bounds.py", "noise_control.py", "audits.py", "inversion.py",
     "secret_hashes.py", "projection_cases.py", "projections.py", "scope.py", "successors.py",
 )  # fmt: skip
-_LONG = 0.02  # of what each process has to do: longer jobs come first
 
 
 class _Interrupted(Exception):  # noqa: N818 - not an error
@@ -88,12 +87,11 @@ class Store:
             return None, f"{error}; made again"
         if {name: data.get(name) for name in ("format", "kind", "settings", "seed")} != _head(job):
             return None, f"{path}: the result of something else; made again"
-        here, there = made_by(job.kind), data.get("made_by")
-        if there != here:
-            found = there if isinstance(there, dict) else {}
-            differ = [name for name, value in here.items() if found.get(name) != value]
-            what = [f"{one} {found.get(one)} (here {here[one]})" for one in differ]
-            return None, f"{path}: made by {what[0] if what else 'something else'}; made again"
+        here, there = made_by(job.kind), data["made_by"]
+        for name, value in here.items():
+            if there.get(name) != value:
+                made = f"{name} {there.get(name)} (here {value})"
+                return None, f"{path}: made by {made}; made again"
         return data["result"], ""
 
     def make(self, job: Job, *, command: list[str], tell: Tell, stop: Stop) -> tuple[bool, str]:
@@ -198,17 +196,6 @@ def labels_of(experiments: Sequence[Experiment]) -> dict[Job, str]:
     return found
 
 
-def in_order(jobs: Iterable[Job], processes: int) -> dict[Job, float]:
-    """The jobs as they are done, with estimated seconds: long ones first, others as they come.
-
-    What comes last is short, so that all processes end at about the same time.
-    """
-    seconds = {job: seconds_of(job) for job in jobs}
-    limit = _LONG * sum(seconds.values()) / processes
-    long_first = sorted(seconds, key=lambda job: -seconds[job] if seconds[job] > limit else 0.0)
-    return {job: seconds[job] for job in long_first}
-
-
 def do_jobs(
     experiments: Sequence[Experiment],
     store: Store,
@@ -228,21 +215,23 @@ def do_jobs(
     labels = labels_of(experiments)
     found = {job: store.find(job) for job in labels}
     notes = [note for _, note in found.values() if note]
-    rest = in_order((job for job, (result, _) in found.items() if result is None), processes)
-    total, groups = sum(rest.values()), [frozenset(one.jobs) for one in experiments]
+    costs = {job: seconds_of(job) for job, (result, _) in found.items() if result is None}
+    # The longest first: what comes last is short, so that all processes end at about the same time.
+    rest = sorted(costs, key=lambda job: -costs[job])
 
     def watch(shares: Sequence[float]) -> None:
-        both = dict(zip(rest, shares, strict=True))
-        left = {job for job, share in both.items() if share != 1.0}
-        done = sum(rest[job] * share for job, share in both.items())
-        now = tuple(labels[job] for job, share in both.items() if 0 < share < 1)
-        whole = sum(left.isdisjoint(jobs) for jobs in groups)
-        show(State(done, total, whole, now))
+        share = dict(zip(rest, shares, strict=True))
+        left = {job for job in rest if share[job] != 1.0}
+        show(State(
+            done=sum(costs[job] * share[job] for job in rest),
+            total=sum(costs.values()),
+            experiments=sum(left.isdisjoint(one.jobs) for one in experiments),
+            now=tuple(labels[job] for job in rest if 0 < share[job] < 1),
+        ))  # fmt: skip
 
     watch([0.0] * len(rest))
-    source = {job.kind: made_by(job.kind) for job in rest}
-    work = partial(_do, directory=store.directory, command=command, source=source)
-    done = run_all(work, list(rest), processes=processes, watch=watch, stop=stop)
+    work = partial(_do, directory=store.directory, command=command)
+    done = run_all(work, rest, processes=processes, watch=watch, stop=stop)
     failures = []
     for job, (made, note, trace) in zip(rest, done, strict=True):
         if trace:
@@ -251,7 +240,7 @@ def do_jobs(
             notes.append(f"{labels[job]}: {note}")
         if made:
             found[job] = store.find(job)
-            if found[job][0] is None:
+            if found[job][0] is None:  # by a process that read another source than this one
                 failures.append(Failure(labels[job], f"lost: {found[job][1]}", ""))
     results = {job: result for job, (result, _) in found.items() if result is not None}
     return JobsOutcome(
@@ -264,22 +253,13 @@ def do_jobs(
 
 
 def _do(
-    job: Job,
-    *,
-    directory: Path,
-    command: list[str],
-    source: Mapping[str, Mapping[str, str]],
-    tell: Tell,
-    stop: Stop,
+    job: Job, *, directory: Path, command: list[str], tell: Tell, stop: Stop
 ) -> tuple[bool, str, str]:
     """Do one job, in whichever process: whether it is done, a note, and "".
 
     A failure is not raised: it is returned as the note, with its traceback.
     """
     try:
-        if made_by(job.kind) != source[job.kind]:
-            # A process reads it later than its parent, which could not use what it makes.
-            raise MismatchError("the source of diffsketch was changed while the command began")
         with warnings.catch_warnings():
             # Counted in the summary, and what diverges is drawn so.
             warnings.simplefilter("ignore", NonFiniteUpdate)

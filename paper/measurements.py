@@ -69,7 +69,7 @@ class MeasurementSettings(BaseModel):
         try:
             return cls.model_validate(dict(settings))
         except ValidationError as error:
-            raise ArgumentError(mistake_text(error, {"": cls.model_fields})) from error
+            raise ArgumentError(mistake_text(error)) from error
 
     @classmethod
     def read_with_run(cls, settings: Given) -> tuple[Self, Found]:

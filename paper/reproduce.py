@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,7 +19,6 @@ from paper.document import (
     notice_of,
     page_of,
     records,
-    reductions,
     write_document,
 )
 from paper.experiments import (
@@ -27,9 +26,11 @@ from paper.experiments import (
     FORMAT,
     SETTINGS,
     Experiment,
+    Results,
     function_of,
     load,
     minutes_text,
+    name_of_experiment,
     names,
     wall_seconds,
 )
@@ -60,7 +61,7 @@ def reproduce(
     called again, it writes the same numbers; a directory that is not its own stays as it is.
 
     Args:
-        wanted: Names of experiments; all of them if none.
+        wanted: Names of experiments, or of figures; all of them if none.
         output: Directory for the page, numbers and cache; new, empty, or of an earlier call.
         console: Where to show it.
         reduced: Whether as `--quick` has it.
@@ -74,14 +75,11 @@ def reproduce(
     begin = time.monotonic()
     check(jobs >= 1, "jobs", "be a whole number >= 1", jobs)
     every = names(folder)
-    for name in wanted:
-        load(name, reduced=reduced, folder=folder)  # which says what is wrong with a name
-    chosen = [name for name in every if name in wanted or not wanted]
+    asked = {name_of_experiment(name, folder) for name in wanted} or set(every)
+    chosen, left_out = ([n for n in every if (n in asked) is side] for side in (True, False))
     experiments = [load(name, reduced=reduced, folder=folder) for name in chosen]
-    full = [load(name, reduced=False, folder=folder) for name in chosen]
-    left_out = [name for name in every if name not in chosen]
     with _owned(output, reduced=reduced):
-        if notice := notice_of(full, experiments, left_out=left_out):
+        if notice := notice_of(reduced=reduced, left_out=left_out):
             print_line(console, notice.replace("`", ""))
         with Interrupts() as interrupts:
             outcome = _work(experiments, output, console, jobs=jobs, interrupts=interrupts)
@@ -93,12 +91,10 @@ def reproduce(
         good = [one for one in experiments if all(job in outcome.results for job in one.jobs)]
         if good:
             failed = [one.name for one in experiments if one not in good]
-            notice = notice_of(full, experiments, left_out=left_out, failed=failed)
-            both = zip(full, experiments, strict=True)
-            less = {new.name: reductions(old, new) for old, new in both}
-            asked = chosen if left_out else []
+            notice = notice_of(reduced=reduced, left_out=left_out, failed=failed)
+            command = command_of(chosen if left_out else [], reduced=reduced)
             score, page = _write(
-                good, outcome, output, notice=notice, asked=asked, less=less, console=console
+                good, outcome.results, output, notice=notice, command=command, console=console
             )
             print_line(console, score)
             seconds, old = time.monotonic() - begin, len(outcome.results) - outcome.made
@@ -157,12 +153,11 @@ def _work(
 
 def _write(
     experiments: Sequence[Experiment],
-    outcome: JobsOutcome,
+    results: Results,
     output: Path,
     *,
     notice: str,
-    asked: Sequence[str],
-    less: Mapping[str, Mapping[str, str]],
+    command: str,
     console: LastingConsole,
 ) -> tuple[str, Path]:
     """Draw the experiments, judge the claims, and write the page and `results.json`.
@@ -170,28 +165,26 @@ def _write(
     Of a full run of all of them also `reproduction.md` and its details. Gives how many claims stand
     how, as a sentence, and the page.
     """
-    figures = []
+    figures: list[tuple[Experiment, Figure]] = []
     with console.progress("Drawing the figures") as show:
         for count, one in enumerate(experiments):
             show(count / len(experiments))
             try:
-                figure: Figure = function_of(FIGURES[one.drawing])(one, outcome.results)
+                figures.append((one, function_of(FIGURES[one.drawing])(one, results)))
             except DiffSketchError as error:
                 error.args = (f"{error} (while drawing {one.name})",)
                 raise
-            figures.append((one, figure))
     reduced, here = any(one.reduced for one in experiments), versions()
     facts = {one.name: figure.facts for one, figure in figures}
     with console.progress("Judging the claims") as show:
         verdicts = judged(facts, reduced=reduced, show=show)
-    page = page_of(figures, verdicts, reduced=less, notice=notice, versions=here, names=asked)
-    command = command_of(asked, reduced=reduced)
-    numbers = records(figures, outcome.results, command=command, versions=here, verdicts=verdicts)
+    page = page_of(figures, verdicts, notice=notice, versions=here, command=command)
+    numbers = records(figures, results, command=command, versions=here, verdicts=verdicts)
     replace_file(output / _RESULTS, numbers)
     folders = ["data"]
     with console.progress("Making the pictures") as show:
         written = [*write_page(with_scoreboard(page), output), output / _RESULTS]
-        if not reduced and not asked:
+        if command == command_of([], reduced=False):
             written += write_document(page, output, show=show)
             folders += ["images/reproduction", "reproduction"]
     # Pictures and numbers of an earlier page that are not on this one.

@@ -16,14 +16,7 @@ from diffsketch.app.files import sealed
 from diffsketch.errors import ArgumentError, DiffSketchError
 from paper import jobs
 from paper.experiments import MEASUREMENTS, Job, load
-from paper.jobs import (
-    State,
-    Store,
-    do_jobs,
-    in_order,
-    labels_of,
-    made_by,
-)
+from paper.jobs import State, Store, do_jobs, labels_of, made_by
 from paper.tests import tiny
 
 SMALL: dict[str, Any] = {
@@ -31,6 +24,7 @@ SMALL: dict[str, Any] = {
     "evaluate_every": 2, "checkpoint_seconds": 0.0,
 }  # fmt: skip
 NUMBERS: Any = {"numbers": [1, 2]}
+SUM = Job("tiny", NUMBERS, 0)
 
 
 def make(store: Store, job: Job, *, stop: Callable[[], bool] = lambda: False) -> tuple[bool, str]:
@@ -44,11 +38,11 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
 
 
 def test_results_come_back(store: Store, steps: list[int]) -> None:
-    run, sums = Job("run", SMALL, 1), Job("tiny", NUMBERS, 4)
-    for job in (run, sums):
+    run = Job("run", SMALL, 1)
+    for job in (run, SUM):
         assert store.find(job) == (None, "")
         assert make(store, job) == (True, "")
-    assert store.find(sums)[0] == {"sum": 7}
+    assert store.find(SUM)[0] == {"sum": 3}
     found = store.find(run)[0]
     assert found is not None
     assert found["summary"]["seed"] == 1
@@ -66,7 +60,12 @@ def test_results_come_back(store: Store, steps: list[int]) -> None:
     assert len(steps) == 6
 
 
-def test_interrupted_runs_go_on(store: Store, steps: list[int], tmp_path: Path) -> None:
+def test_interrupted_work_goes_on_or_leaves_nothing(
+    store: Store, steps: list[int], tmp_path: Path
+) -> None:
+    answers = iter([False, True])
+    assert make(store, SUM, stop=lambda: next(answers)) == (False, "")
+    assert not store.directory.exists()
     job, whole = Job("run", SMALL, 0), Store(tmp_path / "whole")
     make(whole, job)
     del steps[:]
@@ -79,48 +78,28 @@ def test_interrupted_runs_go_on(store: Store, steps: list[int], tmp_path: Path) 
     assert one == other
 
 
-def test_interrupted_measurements_leave_nothing(store: Store) -> None:
-    answers = iter([False, True])
-    job = Job("tiny", NUMBERS, 0)
-    assert make(store, job, stop=lambda: next(answers)) == (False, "")
-    assert make(store, job, stop=lambda: True) == (False, "")
-    assert not store.directory.exists()
-
-
-@pytest.mark.parametrize("damage", ["cut", "changed"])
-def test_damaged_results_are_not_used(store: Store, damage: str) -> None:
-    job = Job("tiny", NUMBERS, 0)
-    make(store, job)
-    path = store.file(job)
+@pytest.mark.parametrize("damage", ["cut", "changed", "another's", "torch", "source"])
+def test_results_of_others_and_damaged_ones_are_not_used(
+    store: Store, damage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(store, SUM)
+    path, here, said = store.file(SUM), made_by("tiny"), "damaged"
     text = path.read_text()
-    path.write_text(text[:-30] if damage == "cut" else text.replace('"sum": 3', '"sum": 4'))
+    if damage == "another's":
+        shutil.copy(path, store.file(Job("tiny", NUMBERS, 1)))
+        path, said = store.file(Job("tiny", NUMBERS, 1)), "the result of something else"
+    elif damage in here:
+        monkeypatch.setattr(jobs, "made_by", lambda _: {**here, damage: "other"})
+        said = f"made by {damage} {here[damage]} (here other)"
+    else:
+        path.write_text(text[:-30] if damage == "cut" else text.replace('"sum": 3', '"sum": 4'))
+    job = Job("tiny", NUMBERS, int(damage == "another's"))
     result, note = store.find(job)
     assert result is None
-    assert str(path) in note
+    assert f"{path}: {said}" in note
     assert note.endswith("made again")
     assert make(store, job)[0]
-    assert store.find(job) == ({"sum": 3}, "")
-
-
-def test_results_of_others_are_not_used(store: Store) -> None:
-    one, other = Job("tiny", NUMBERS, 0), Job("tiny", NUMBERS, 1)
-    make(store, one)
-    shutil.copy(store.file(one), store.file(other))
-    assert store.find(other)[0] is None
-    assert "the result of something else; made again" in store.find(other)[1]
-
-
-@pytest.mark.parametrize("name", ["torch", "source"])
-def test_results_of_other_versions_are_not_used(
-    store: Store, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    job = Job("tiny", NUMBERS, 0)
-    make(store, job)
-    here = made_by("tiny")
-    monkeypatch.setattr(jobs, "made_by", lambda _: {**here, name: "other"})
-    result, note = store.find(job)
-    assert result is None
-    assert f"made by {name} {here[name]} (here other); made again" in note
+    assert store.find(job) == ({"sum": 3 + job.seed}, "")
 
 
 def test_source_of_measurements_does_not_matter_to_runs() -> None:
@@ -129,12 +108,11 @@ def test_source_of_measurements_does_not_matter_to_runs() -> None:
     # A folder that was renamed would silently be left out of the digest.
     package = Path(diffsketch.__file__).parent
     places = [package / part for part in (*jobs._COMPUTING, *jobs._MEASURING)]
-    for place in (*places, *(jobs._HERE / part for part in jobs._OWN)):
+    for place in (*places, *(jobs._HERE / part for part in (*jobs._METHODS, *jobs._OWN))):
         assert place.exists(), place
     # Nor may a measurement be left out.
     modules = {place.partition(":")[0].rpartition(".")[2] for place in MEASUREMENTS.values()}
-    modules -= {"tiny"}
-    assert {f"{module}.py" for module in modules} <= set(jobs._OWN)
+    assert {f"{module}.py" for module in modules - {"tiny"}} <= set(jobs._OWN)
 
 
 @pytest.mark.parametrize("damage", ["version", "checkpoint", "no run"])
@@ -170,51 +148,44 @@ def test_errors_pass(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
 
     tiny.register(monkeypatch, measure=not_finite)
     with pytest.raises(DiffSketchError, match="tiny gave what JSON has no word for"):
-        make(store, Job("tiny", NUMBERS, 0))
-    assert store.find(Job("tiny", NUMBERS, 0))[0] is None
+        make(store, SUM)
+    assert store.find(SUM)[0] is None
 
 
-def test_jobs_are_named_by_the_first_that_has_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_jobs_are_done_once_the_longest_first(
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tiny.register(monkeypatch)
-    folder = tiny.both(tmp_path / "settings")
+    folder = tiny.both(store.directory.parent / "settings")
     both = [load(name, reduced=False, folder=folder) for name in ("one", "two")]
     assert list(labels_of(both).values()) == [
         "one, plain, seed 0", "one, plain, seed 1", "one, sketch, seed 0", "one, sketch, seed 1",
         "two, sum, seed 0",
     ]  # fmt: skip
     seen: list[State] = []
-    do_jobs(
-        both, Store(tmp_path / "cache"), processes=1, command=["x"], show=seen.append,
-        stop=lambda: False,
+    monkeypatch.setattr(jobs, "seconds_of", lambda job: 1.0 + job.seed)
+    outcome = do_jobs(
+        both, store, processes=1, command=["x"], show=seen.append, stop=lambda: False
     )  # fmt: skip
+    assert (outcome.made, outcome.interrupted, outcome.failures) == (5, False, ())
     assert (seen[0].done, seen[0].experiments, seen[0].now) == (0.0, 0, ())
-    assert ("one, sketch, seed 1",) in [state.now for state in seen]
-    assert seen[-1].done == pytest.approx(seen[-1].total)
+    begun = list(dict.fromkeys(label for state in seen for label in state.now))
+    assert begun[:2] == ["one, plain, seed 1", "one, sketch, seed 1"]
+    assert seen[-1].done == pytest.approx(seen[-1].total) == 7.0
     assert seen[-1].experiments == 2
     shares = [state.done for state in seen]
     assert shares == sorted(shares)
 
 
-def test_long_jobs_come_first() -> None:
-    rounds = [100, 30_000, 100, 50_000, *[100] * 200]
-    made = [Job("run", {"method": "none", "rounds": one}, seed) for seed, one in enumerate(rounds)]
-    assert [job.seed for job in in_order(made, 2)] == [3, 1, 0, 2, *range(4, 204)]
-
-
-def test_processes_with_another_source_are_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_a_process_with_another_source_made_is_not_used(
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tiny.register(monkeypatch)
-    one = load("one", reduced=True, folder=tiny.both(tmp_path / "settings"))
-    answers = iter([{"source": "before"}, {"source": "after"}])
+    one = load("one", reduced=True, folder=tiny.both(store.directory.parent / "settings"))
+    before, after = ({**made_by("run"), "source": name} for name in ("before", "after"))
+    answers = iter([after, before])
     monkeypatch.setattr(jobs, "made_by", lambda _: next(answers))
     outcome = do_jobs(
-        [one], Store(tmp_path / "cache"), processes=1, command=["x"], show=lambda _: None,
-        stop=lambda: False,
+        [one], store, processes=1, command=["x"], show=lambda _: None, stop=lambda: False
     )  # fmt: skip
     (failure,) = outcome.failures
-    assert failure.reason == "the source of diffsketch was changed while the command began"
+    assert "made by source after (here before)" in failure.reason
     assert (outcome.made, outcome.interrupted) == (0, False)
-    assert not (tmp_path / "cache").exists()

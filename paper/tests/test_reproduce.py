@@ -58,58 +58,52 @@ def text_of(output: Path) -> str:
     return " ".join(re.sub(r"<[^>]*>", " ", page[page.index("<body") :]).split())
 
 
-def test_a_second_run_only_makes_what_is_damaged(
+def test_a_page_is_made_once_and_only_what_is_damaged_again(
     folder: Path, tmp_path: Path, steps: list[int]
 ) -> None:
     output = tmp_path / "out"
     printed = run(output, folder)
     # Both experiments have the same training runs: they are done once.
     assert len(steps) == tiny.RUN_STEPS
-    assert "2 experiments, 5 jobs" in printed
-    assert "5 jobs done, 0 from the cache" in printed
-    assert f"Wrote {output / 'index.html'}" in printed
-    assert "not measured" in printed
-    files = {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
-    del steps[:]
-    printed = run(output, folder)
-    assert steps == []
-    assert "0 jobs done, 5 from the cache" in printed
-    assert {path: path.read_bytes() for path in files} == files
-    path = sorted((output / "cache" / "results").glob("*.json"))[0]
-    path.write_bytes(path.read_bytes()[:100])
-    printed = run(output, folder)
-    assert f"note: {path}: damaged" in printed
-    assert "1 job done, 4 from the cache" in printed
-    assert (output / "results.json").read_bytes() == files[output / "results.json"]
-
-
-@pytest.mark.slow
-def test_results_and_page(folder: Path, tmp_path: Path) -> None:
-    output = tmp_path / "out"
-    printed = run(output, folder)
-    data = results_of(output)
-    assert data["command"] == "python -m paper"
+    for text in ("2 experiments, 5 jobs", "5 jobs done, 0 from the cache", "not measured",
+                 f"Wrote {output / 'index.html'}"):  # fmt: skip
+        assert text in printed
+    data, seen = results_of(output), text_of(output)
+    assert (data["command"], data["reduced"]) == ("python -m paper", False)
     assert set(data["versions"]) >= {"diffsketch", "torch", "numpy", "source"}
-    assert not data["reduced"]
-    assert data["claims"]
+    assert len(data["claims"]) == len(statements())
     two = data["experiments"]["two"]
     assert [(one["name"], one["seed"]) for one in two["runs"]] == [
         ("plain", 0), ("plain", 1), ("sketch", 0), ("sketch", 1),
     ]  # fmt: skip
     assert two["runs"][0]["curve"]["round"] == [0, 2, 4, 6]
     assert two["measurements"][0]["result"] == {"sum": 3}
-    assert two["facts"]["value/tiny/0"] == 3
-    assert two["facts"]["most"] == "inf"
-    seen = text_of(output)
+    assert (two["facts"]["value/tiny/0"], two["facts"]["most"]) == (3, "inf")
     for text in (
         "Figure 0", "Small it is.", "the paper says It is small.", "What is true", "Proven",
-        "diffsketch run --workers 3", "python -m paper two",
-        "Seeds 0 to 1", "torch",
+        "diffsketch run --workers 3", "python -m paper two", "Seeds 0 to 1", "torch",
     ):  # fmt: skip
         assert text in seen, text
     assert "Reduced run" not in seen + printed
     assert (output / "reproduction.md").is_file()
     assert (output / "data" / "two-all.csv").is_file()
+
+    files = {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
+    del steps[:]
+    assert "0 jobs done, 5 from the cache" in run(output, folder)
+    assert steps == []
+    assert {path: path.read_bytes() for path in files} == files
+    path = sorted((output / "cache" / "results").glob("*.json"))[0]
+    path.write_bytes(path.read_bytes()[:100])
+    printed = run(output, folder, "one", "Figure 0")
+    assert f"note: {path}: damaged" in printed
+    assert "1 job done, 3 from the cache" in printed
+    for text in (printed, text_of(output)):
+        assert "Not asked for, so left out: two." in text
+    assert list(results_of(output)["experiments"]) == ["one"]
+    # No number or picture stays that is not on the page.
+    assert (output / "data" / "one-all.csv").is_file()
+    assert not (output / "data" / "two-all.csv").exists()
 
 
 @pytest.mark.slow
@@ -149,47 +143,23 @@ def test_a_full_run_judges_once_and_draws_all_pictures(
     assert [list(facts) for facts in asked] == [["one", "two"]]
 
 
-def test_quick_says_so(folder: Path, tmp_path: Path, steps: list[int]) -> None:
+def test_quick_says_so_and_judges_nothing(
+    folder: Path, tmp_path: Path, steps: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{HERE}.judged", judged)
     output = tmp_path / "out"
     printed = run(output, folder, reduced=True)
     assert len(steps) == 4
     for text in (printed, text_of(output)):
         words = " ".join(text.replace(" )", ")").replace("( ", "(").split())
-        assert "Reduced run (--quick)" in words
-        assert "fewer seeds (1 instead of 2); rounds (4 instead of 6); panels (1 instead" in words
-    each = "seeds 1 instead of 2, rounds 4 instead of 6, {}panels 1 instead of 2."
-    assert f"Reduced by --quick : {each.format('')}" in text_of(output)
-    numbers = "numbers [1] instead of [1, 2], "
-    assert f"Reduced by --quick : {each.format(numbers)}" in text_of(output)
+        assert "Reduced run (--quick), with fewer seeds, rounds and panels" in words
     assert results_of(output)["reduced"]
     assert "python -m paper --quick" in text_of(output)
     assert not (output / "reproduction.md").exists()
-
-
-def test_quick_judges_nothing(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(f"{HERE}.judged", judged)
-    printed = run(tmp_path / "out", folder, "one", reduced=True)
     assert re.search(r"Of \d+ distinct claims of the paper: \d+ are\s+not judged", printed)
-    verdicts = {one["verdict"].partition(" (")[0] for one in results_of(tmp_path / "out")["claims"]}
+    verdicts = {one["verdict"].partition(" (")[0] for one in results_of(output)["claims"]}
     assert verdicts == {"not judged"}
-    seen = text_of(tmp_path / "out")
-    assert "not judged" in seen
-    assert "holds in part" not in seen
-
-
-def test_names_that_are_left_out_are_named(folder: Path, tmp_path: Path) -> None:
-    output = tmp_path / "out"
-    run(output, folder)
-    assert (output / "data" / "two-all.csv").is_file()
-    printed = run(output, folder, "one", "one")
-    assert "Not asked for, so left out: two." in printed
-    assert "Not asked for, so left out: two." in text_of(output)
-    assert list(results_of(output)["experiments"]) == ["one"]
-    # No number or picture stays that is not on the page.
-    assert (output / "data" / "one-all.csv").is_file()
-    assert not (output / "data" / "two-all.csv").exists()
+    assert "holds in part" not in text_of(output)
 
 
 @pytest.mark.slow

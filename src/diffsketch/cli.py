@@ -360,7 +360,7 @@ def compare(
     """
     from diffsketch.app import compare as comparisons
 
-    jobs = jobs or cores()
+    jobs = cores() if jobs is None else jobs
     console, words = LastingConsole(), ["diffsketch", *sys.argv[1:]]
     if resume is not None:
         if method or config or output or settings or seeds != 1:
