@@ -161,7 +161,7 @@ def test_runs_can_be_built(
     """Of those that differ in their seeds and rounds alone, one."""
     monkeypatch.setattr(build, "load_task", task)
     shown = ("rounds", "evaluate_every")
-    seen = {}
+    seen: dict[str, Any] = {}
     for reduced in (False, True):
         assert loaded[name, reduced].jobs
         for variant in loaded[name, reduced].variants:
