@@ -38,7 +38,7 @@ from diffsketch.privacy.accounting import events
 from diffsketch.privacy.accounting.events import epsilon_for
 from diffsketch.privacy.claim import Claim, NoClaim, PaperClaim, Relation, Scope, Trust, Unit
 from diffsketch.privacy.mechanisms.padding import gram
-from diffsketch.privacy.simulated_noise import Noise
+from diffsketch.privacy.noise import Noise
 from diffsketch.privacy.theorems import estimate_alpha, estimates, theorem1
 from diffsketch.sketch import CountSketch, HashSeed, SketchKey
 from paper.inversion import invert, invert_batches

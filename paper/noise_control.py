@@ -11,7 +11,7 @@ from torch import Tensor
 from diffsketch.errors import ArgumentError, check
 from diffsketch.methods.base import Encoded, Method
 from diffsketch.privacy.claim import Claim
-from diffsketch.privacy.simulated_noise import Noise
+from diffsketch.privacy.noise import Noise
 from diffsketch.sketch.hashing import HashSeed
 from diffsketch.wire.formats import MessageFormat
 

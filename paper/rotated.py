@@ -14,7 +14,7 @@ from torch import Tensor
 from diffsketch.errors import MismatchError, check_whole
 from diffsketch.methods import CpSgd, Encoded, register
 from diffsketch.privacy.clipping import clip_norm
-from diffsketch.privacy.simulated_noise import Noise
+from diffsketch.privacy.noise import Noise
 from diffsketch.sketch.hashing import HashSeed
 
 

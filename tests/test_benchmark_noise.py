@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import noise as bench
-from diffsketch.privacy.simulated_noise import Noise
+from diffsketch.privacy.noise import Noise
 
 
 def test_writes_all_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,7 +36,7 @@ from diffsketch.errors import ArgumentError
 from diffsketch.privacy.claim import Basis, NoClaim, PaperClaim, Relation, Unit
 from diffsketch.privacy.clipping import NormBound
 from diffsketch.privacy.mechanisms.additive import GaussianMechanism
-from diffsketch.privacy.simulated_noise import Noise
+from diffsketch.privacy.noise import Noise
 from diffsketch.sketch import HashSeed
 
 MECHANISM = GaussianMechanism(NormBound(1.0), 1.0)

@@ -44,7 +44,8 @@ from diffsketch.ddp import (
 )
 from diffsketch.ddp.agreement import CELLS_PER_RANK
 from diffsketch.errors import DiffSketchError
-from diffsketch.privacy import Budget, secure_noise
+from diffsketch.privacy import Budget
+from diffsketch.privacy import noise as released_noise
 from diffsketch.sketch import SketchKey
 
 PROVEN: dict[str, Any] = {
@@ -172,7 +173,7 @@ def replayed() -> Iterator[None]:
         warnings.simplefilter("error")  # or, for one who has set it so, an error that others see
         patch.setattr(secrets, "token_bytes", names.randbytes)
         patch.setattr(secrets, "token_hex", lambda size: names.randbytes(size).hex())
-        patch.setattr(secure_noise, "random_words", random_words)
+        patch.setattr(released_noise, "random_words", random_words)
         logging.disable()  # the rank's own log
         try:
             yield

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from diffsketch.errors import ArgumentError
 from diffsketch.privacy import CohortNoise, FastNoise, Noise, NoiseKey, SecureNoise
-from diffsketch.privacy.simulated_noise import MAX_SCALE
+from diffsketch.privacy.noise import MAX_SCALE
 from tests.privacy.laws import (
     Probabilities,
     binomial_law,

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diffsketch.errors import ArgumentError
-from diffsketch.privacy import SecureNoise, secure_noise
+from diffsketch.privacy import SecureNoise
+from diffsketch.privacy import noise as module
 from tests.privacy.laws import words_of
 
 
@@ -31,8 +32,8 @@ def test_bernoulli_compares_with_the_exact_probability(
         words.append(min(max(digits + offset, 0), 2**32 - 1))
     number = sum((Fraction(w, 2 ** (32 * (i + 1))) for i, w in enumerate(words)), Fraction(0))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(secure_noise, "random_words", words_of(words))
-        (result,) = secure_noise.bernoulli(np.array([probability]))
+        patch.setattr(module, "random_words", words_of(words))
+        (result,) = module.bernoulli(np.array([probability]))
     assert result == (number < exact)
 
 
@@ -42,8 +43,8 @@ def test_bernoulli_takes_more_bits_for_those_that_need_them(
     """Ties at the first word are decided by the second, for their own places."""
     first = [int(Fraction(p) * 2**32) for p in (0.1, 2.0**-40, 0.1)]
     words = [first[0] + 1, 0, first[2], 9, 2**32 - 1]
-    monkeypatch.setattr(secure_noise, "random_words", words_of(words))
-    result = secure_noise.bernoulli(np.array([0.1, 2.0**-40, 0.1]))
+    monkeypatch.setattr(module, "random_words", words_of(words))
+    result = module.bernoulli(np.array([0.1, 2.0**-40, 0.1]))
     # 2**-40 is 2**24 in units of 2**-64, so 9 is below it
     assert result.tolist() == [0, 1, 0]
 
@@ -64,7 +65,7 @@ def test_takes_no_seed_and_repeats_nothing() -> None:
 
 def test_pieces_of_many_threads_are_all_different() -> None:
     """Threads must not share random bits. Numbers agree by chance with probability below 1e-11."""
-    count = 3 * secure_noise._PIECE
+    count = 3 * module._PIECE
     pieces = SecureNoise().discrete_laplace((count,), 2.0**50).reshape(3, -1)
     assert all(len(set(piece.tolist())) > 65_000 for piece in pieces)
     assert not (pieces[0] == pieces[1]).any()

@@ -42,7 +42,8 @@ from diffsketch.privacy.accounting.events import epsilon_for
 from diffsketch.privacy.claim import NoClaim, Relation, Scope, Trust, Unit
 from diffsketch.privacy.clipping import NormBound
 from diffsketch.privacy.mechanisms.additive import GaussianMechanism
-from diffsketch.privacy.simulated_noise import FastNoise, Noise, NoiseKey
+from diffsketch.privacy.noise import Noise
+from diffsketch.privacy.simulated_noise import FastNoise, NoiseKey
 from diffsketch.privacy.theorems import theorem1
 from diffsketch.sketch import CountSketch, HashSeed, SketchKey
 

@@ -62,7 +62,8 @@ from diffsketch.methods.plain import TableMethod
 from diffsketch.privacy.accounting.calibration import PoissonSampler
 from diffsketch.privacy.claim import Claim, ProvenClaim, Relation, Trust, Unit
 from diffsketch.privacy.clipping import centre
-from diffsketch.privacy.simulated_noise import FastNoise, Noise, NoiseKey
+from diffsketch.privacy.noise import Noise
+from diffsketch.privacy.simulated_noise import FastNoise, NoiseKey
 from diffsketch.privacy.theorems import estimate_alpha
 from diffsketch.sketch import SketchKey
 

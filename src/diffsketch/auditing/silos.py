@@ -24,7 +24,7 @@ from diffsketch.auditing.audits import Case, Game, Neighbours
 from diffsketch.methods import GaussianMean
 from diffsketch.methods.client_noise import ClientNoise
 from diffsketch.privacy.claim import Unit
-from diffsketch.privacy.secure_noise import SecureNoise
+from diffsketch.privacy.noise import SecureNoise
 from diffsketch.silos import Records
 from diffsketch.silos.messages import encode_records
 from diffsketch.sketch import SketchKey

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from diffsketch.errors import ArgumentError, MismatchError, difference
 from diffsketch.methods.base import Method
-from diffsketch.privacy.simulated_noise import Noise
+from diffsketch.privacy.noise import Noise
 from diffsketch.sketch.hashing import HashSeed
 
 LOGGER = logging.getLogger("diffsketch.ddp")

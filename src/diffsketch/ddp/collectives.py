@@ -39,7 +39,7 @@ from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.methods.base import Method
 from diffsketch.methods.plain import RoundedTables
 from diffsketch.privacy.claim import Trust
-from diffsketch.privacy.simulated_noise import Noise
+from diffsketch.privacy.noise import Noise
 from diffsketch.sketch.hashing import HashSeed
 from diffsketch.sketch.rounding import WORD_BITS, CellGrid, SumPacking
 

@@ -31,7 +31,7 @@ from diffsketch.ddp.agreement import (
 from diffsketch.ddp.collectives import transport_of
 from diffsketch.ddp.weights import check_disjoint, local_part, sharded_kinds
 from diffsketch.errors import ArgumentError, MismatchError, check
-from diffsketch.methods.base import Method, check_out
+from diffsketch.methods.base import Method, check_out, is_finite
 from diffsketch.methods.feedback import ErrorFeedback
 from diffsketch.methods.gate import (
     NonFiniteUpdate,
@@ -44,8 +44,7 @@ from diffsketch.methods.plain import RoundedTables, SaturationWatch
 from diffsketch.privacy.accounting.account import Account
 from diffsketch.privacy.accounting.budget import Budget
 from diffsketch.privacy.claim import Claim, Epsilon, NoClaim, Trust
-from diffsketch.privacy.simulated_noise import Noise
-from diffsketch.sketch.count_sketch import is_finite
+from diffsketch.privacy.noise import Noise
 from diffsketch.sketch.hashing import HashSeed, SketchKey
 from diffsketch.sketch.rounding import LIMITS
 

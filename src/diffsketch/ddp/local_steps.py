@@ -47,11 +47,10 @@ from diffsketch.ddp.weights import (
     check_shapes,
 )
 from diffsketch.errors import ArgumentError, MismatchError, check, check_positive, check_whole
-from diffsketch.methods.base import Method, settings_of
+from diffsketch.methods.base import Method, is_finite, settings_of
 from diffsketch.methods.gate import NonFiniteUpdate
 from diffsketch.privacy.accounting.budget import Budget
 from diffsketch.privacy.claim import Claim, Epsilon, NoClaim
-from diffsketch.sketch.count_sketch import is_finite
 from diffsketch.sketch.hashing import HashSeed, SketchKey
 
 COMPRESSION = 32.0

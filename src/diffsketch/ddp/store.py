@@ -39,7 +39,7 @@ from diffsketch.ddp.agreement import (
 from diffsketch.ddp.group import GroupMean
 from diffsketch.errors import ArgumentError, MismatchError, check, check_positive, check_whole
 from diffsketch.methods.base import Method
-from diffsketch.privacy.simulated_noise import Noise
+from diffsketch.privacy.noise import Noise
 from diffsketch.sketch.hashing import HashSeed
 from diffsketch.wire.formats import WireError
 from diffsketch.wire.message import SERVER, Message

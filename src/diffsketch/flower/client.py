@@ -52,7 +52,7 @@ from diffsketch.methods.plain import RoundedTables
 from diffsketch.privacy.accounting.account import Account
 from diffsketch.privacy.accounting.budget import Budget
 from diffsketch.privacy.claim import Claim
-from diffsketch.privacy.secure_noise import SecureNoise
+from diffsketch.privacy.noise import SecureNoise
 from diffsketch.silos import RecordGradients, Records
 from diffsketch.silos.messages import release_records
 from diffsketch.sketch import SketchKey

@@ -43,12 +43,12 @@ from diffsketch.flower.records import NO_MODEL, RECORD, SUM_RECORD, Reply, Reque
 from diffsketch.flower.secure import SecureAggregation
 from diffsketch.flower.two import TwoAggregators
 from diffsketch.methods import Method
+from diffsketch.methods.base import is_finite
 from diffsketch.methods.gate import check_release, release_noise
 from diffsketch.privacy.accounting.budget import Budget
 from diffsketch.privacy.claim import Claim, Epsilon, NoClaim, Trust
 from diffsketch.secure_sum import OneShotHelper, VoidError
 from diffsketch.sketch import SketchKey
-from diffsketch.sketch.count_sketch import is_finite
 from diffsketch.wire import WireError
 
 _LOG = logging.getLogger("flwr.diffsketch")

@@ -30,8 +30,8 @@ from diffsketch.errors import ArgumentError, MismatchError, check, check_whole, 
 from diffsketch.privacy.claim import Claim, NoClaim, Relation, Scope, Trust, Unit
 from diffsketch.privacy.clipping import CoordinateQuantizer
 from diffsketch.privacy.mechanisms.integer import IntegerMechanism
-from diffsketch.privacy.simulated_noise import Noise
-from diffsketch.sketch.count_sketch import CountSketch, check_seed, is_finite
+from diffsketch.privacy.noise import Noise
+from diffsketch.sketch.count_sketch import CountSketch, check_seed
 from diffsketch.sketch.hashing import Geometry, HashSeed
 from diffsketch.sketch.kernels.estimators import Combine
 from diffsketch.wire.formats import Cells, MessageFormat, WireError
@@ -79,12 +79,12 @@ class Encoder:
 
     dim: int
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, ...]:
         """Shape of the cells: `(dim,)`, or `(rows, cols)` of a table."""
         return (self.dim,)
 
-    @property
+    @cached_property
     def rows(self) -> int:
         """Number of cells that each coordinate is in."""
         return 1
@@ -116,12 +116,12 @@ class Tables(Encoder):
     sketch: CountSketch
     combine: Combine
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, ...]:
         """Shape of a table."""
         return self.sketch.rows, self.sketch.cols
 
-    @property
+    @cached_property
     def rows(self) -> int:
         """Rows of the table."""
         return self.sketch.rows
@@ -140,8 +140,8 @@ class Tables(Encoder):
         return 1 - 1 / (self.dim if pairwise else Geometry.of(self.dim, self.sketch.cols).runs)
 
     def encode(self, vectors: Tensor, seed: HashSeed) -> Tensor:
-        """Encode vectors as tables, if no sum of coordinates overflows."""
-        return check_sums(self.sketch.encode(vectors, seed))
+        """Encode vectors as tables."""
+        return self.sketch.encode(vectors, seed)
 
     def decode(self, cells: Tensor, seed: HashSeed, out: Tensor | None) -> Tensor:
         """Query the first `dim` coordinates: not those that a longer sketch has beyond them."""
@@ -222,6 +222,8 @@ class Method(ABC):
     _extra_cells: ClassVar[int] = 0
     # Length that the noise counts as 1, where that moves.
     _unit: ClassVar[float | None] = None
+    # Whether messages are made of records (`diffsketch.silos.messages`), not of a vector.
+    takes_records: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_whole("dim", self.dim, least=1)
@@ -249,11 +251,6 @@ class Method(ABC):
     def max_summands(self) -> int:
         """Number of messages that an unencrypted sum is sized for."""
         return MANY
-
-    @property
-    def takes_records(self) -> bool:
-        """Whether messages are made of records (`diffsketch.silos.messages`), not of a vector."""
-        return False
 
     @cached_property
     def message_format(self) -> MessageFormat:
@@ -297,6 +294,11 @@ class Method(ABC):
         """The most messages that a sum can have; None where it does not matter."""
         return None
 
+    @property
+    def rounds_sums(self) -> bool:
+        """Whether a sum may be rounded again, to as few bits as a message has."""
+        return False
+
     def sum_bits(self, count: int) -> int:
         """Bits of a cell of a sum of `count` messages, and of the noise that is added to it."""
         return self.noise.sum_bits(count) if self.noise.whole else self.message_format.bits
@@ -322,7 +324,7 @@ class Method(ABC):
         Known before the round: it depends on the hashes for some methods, on the number of workers
         for methods under a secure sum, and never on the vectors.
         """
-        _check_round(seed, "present", present)
+        _check_round(seed, "present", present, self.most_messages)
         return self._claim_for(present, seed)
 
     def encode(self, vectors: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
@@ -438,7 +440,7 @@ class Method(ABC):
             MismatchError: One of them has another shape, or the sum has whole numbers that no
                 published sum has.
         """
-        _check_round(seed, "count", count)
+        _check_round(seed, "count", count, self.most_messages)
         self._check_total(total)
         if out is not None:
             check_out(out, self.dim, device=total.device)
@@ -502,6 +504,8 @@ class Method(ABC):
         # coordinates come before it. Noise is last: it must not be rounded.
         vectors = grid.prepared(batch, noise) if isinstance(grid, CoordinateQuantizer) else batch
         cells = self.encoder.encode(vectors, seed).flatten(1)
+        if law.whole and len(self.encoder.shape) == 2:
+            check_sums(cells)  # those that are sent in floating point are checked by `encode`
         bounded = grid.bounded(cells if self._unit is None else cells.double() / self._unit)
         messages = law.noised(grid.rounded(bounded, noise), noise)
         return Encoded(messages.reshape(len(batch), *self.message_format.shape))
@@ -517,13 +521,14 @@ class Method(ABC):
         if not isinstance(total, Tensor) or tuple(total.shape) != layout.shape:
             shape = tuple(total.shape) if isinstance(total, Tensor) else type(total).__name__
             raise MismatchError(f"total must have the shape {layout.shape}, got {shape}")
-        if layout.cells == "float32":
-            if not total.is_floating_point():
-                raise ArgumentError(f"total must be floating point, got {total.dtype}")
+        floating = total.is_floating_point()
+        if layout.cells == "float32" and not floating:
+            raise ArgumentError(f"total must be floating point, got {total.dtype}")
+        if layout.cells == "float32" or (floating and self.rounds_sums):
             if not is_finite(total):
                 raise ArgumentError("total must be finite, got NaN or infinity among its cells")
             return
-        if total.is_floating_point() or total.dtype in (torch.bool, torch.uint8):
+        if floating or total.dtype in (torch.bool, torch.uint8):
             raise ArgumentError(f"total must have signed whole numbers, got {total.dtype}")
         # A sum that is larger was not published by `publish`: another format, or an error.
         (low, high), (least, end) = map(int, total.aminmax()), layout.limits
@@ -637,11 +642,13 @@ def build_method(name: str, *, dim: int, cohort: int, settings: Mapping[str, obj
     return METHODS[name](**arguments)
 
 
-def _check_round(seed: HashSeed, name: str = "count", count: int = 1) -> None:
-    if not isinstance(seed, HashSeed):
+def _check_round(
+    seed: HashSeed, name: str = "count", count: int = 1, most: int | None = None
+) -> None:
+    if not isinstance(seed, HashSeed):  # here and below: the called function has the words for it
         check_seed(seed)
-    if type(count) is not int or count < 1:
-        check_whole(name, count, least=1)
+    if type(count) is not int or count < 1 or (most is not None and count > most):
+        check_whole(name, count, least=1, most=most)
 
 
 def check_out(out: Tensor, dim: int, *, device: torch.device) -> None:
@@ -656,6 +663,14 @@ def check_out(out: Tensor, dim: int, *, device: torch.device) -> None:
         raise ArgumentError("out must need no gradient, got one that requires it")
     if out.device != device:
         raise MismatchError(f"out must be on {device}, got one on {out.device}")
+
+
+def is_finite(values: Tensor) -> bool:
+    """Check that all values are finite.
+
+    A sum is finite only if its terms are, and quick; it may overflow, so look again then.
+    """
+    return math.isfinite(values.sum().item()) or bool(torch.isfinite(values).all())
 
 
 def check_sums(tables: Tensor) -> Tensor:

@@ -187,6 +187,7 @@ class ClientNoise(Method):
         if self.granularity is not None:
             check_positive("granularity", self.granularity)
         object.__setattr__(self, "unit", check_choice("unit", self.unit, Unit))
+        object.__setattr__(self, "takes_records", self.unit in (Unit.EXAMPLE, Unit.PERSON))
         if self.takes_records and self.relation != Relation.ADD_OR_REMOVE:
             raise ArgumentError(
                 f"relation must be add-or-remove for unit={self.unit!s}: how many records there "
@@ -252,16 +253,7 @@ class ClientNoise(Method):
             )
         return start
 
-    @property
-    def takes_records(self) -> bool:
-        """Whether a message is of many records, each bounded on its own."""
-        return self.unit in (Unit.EXAMPLE, Unit.PERSON)
-
-    def mean_table(self, total: Tensor, count: int | float, *, out: Tensor | None = None) -> Tensor:
-        """Compute the mean of the encoded vectors from a sum: of the records, in the mean."""
-        return super().mean_table(total, count * self.records, out=out)
-
-    @property
+    @cached_property
     def most_messages(self) -> int | None:
         """The cohort, where it shares the noise."""
         return self.cohort if self.trust is Trust.DISTRIBUTED else None

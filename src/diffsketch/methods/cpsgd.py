@@ -35,7 +35,7 @@ from diffsketch.privacy.claim import (
 )
 from diffsketch.privacy.clipping import clip_coordinates, clip_norm
 from diffsketch.privacy.mechanisms.binomial import PAPER_SETTINGS, BinomialMechanism
-from diffsketch.privacy.simulated_noise import Noise
+from diffsketch.privacy.noise import Noise
 from diffsketch.sketch.hashing import HashSeed
 from diffsketch.wire.formats import MessageFormat
 

@@ -36,7 +36,7 @@ from diffsketch.privacy.claim import (
 from diffsketch.privacy.clipping import CoordinateBound, CoordinateQuantizer, clip_coordinates
 from diffsketch.privacy.mechanisms.integer import DiscreteLaplaceMechanism
 from diffsketch.privacy.mechanisms.padding import padded_tables
-from diffsketch.privacy.simulated_noise import Noise
+from diffsketch.privacy.noise import Noise
 from diffsketch.privacy.theorems import (
     claimed_per_round,
     estimate_alpha,

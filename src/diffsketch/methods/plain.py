@@ -23,10 +23,10 @@ from diffsketch.methods.base import (
     register,
 )
 from diffsketch.methods.forecast import RelativeError, Vectors, collision_error, noise_error
-from diffsketch.privacy.claim import Claim, Trust, TrustName
+from diffsketch.privacy.claim import Trust, TrustName
 from diffsketch.privacy.clipping import centre, wrap
-from diffsketch.privacy.simulated_noise import Noise
-from diffsketch.sketch.count_sketch import CountSketch, is_finite
+from diffsketch.privacy.noise import Noise
+from diffsketch.sketch.count_sketch import CountSketch
 from diffsketch.sketch.hashing import MAX_COLS, Family, HashSeed
 from diffsketch.sketch.kernels.estimators import COMBINES, Combine
 from diffsketch.sketch.rounding import CELL_BITS, LIMITS, CellGrid
@@ -158,7 +158,7 @@ class RoundedTables(Method):
         if self.grid is not None:  # for the table's size
             object.__setattr__(self, "_extra_cells", self.grid.size_cells)
 
-    @property
+    @cached_property
     def _modular(self) -> bool:
         """Whether messages are numbers modulo a power of two, for a secure sum."""
         return self.trust is Trust.DISTRIBUTED
@@ -168,16 +168,10 @@ class RoundedTables(Method):
         """Number of messages that a sum is sized for: the cohort, or 4,096."""
         return self.cohort or MANY
 
-    @property
+    @cached_property
     def most_messages(self) -> int | None:
         """The cohort, if cells have few bits and it was given."""
         return None if self.grid is None else self.cohort
-
-    def claim_for(self, present: int, seed: HashSeed) -> Claim:
-        """State what one round guarantees if `present` workers contributed, as many as fit."""
-        if self.most_messages is not None:
-            check_whole("present", present, least=1, most=self.most_messages)
-        return super().claim_for(present, seed)
 
     @cached_property
     def grid(self) -> CellGrid | None:
@@ -285,20 +279,7 @@ class RoundedTables(Method):
             limit = max(limit, min(largest * self.grid.headroom, LIMITS[1]))
         return limit
 
-    def _decode(self, total: Tensor, seed: HashSeed, count: int, *, out: Tensor | None) -> Tensor:
-        if self.most_messages is not None:
-            check_whole("count", count, least=1, most=self.most_messages)
-        return super()._decode(total, seed, count, out=out)
-
-    def _check_total(self, total: Tensor) -> None:
-        fractions = isinstance(total, Tensor) and total.is_floating_point() and self.rounds_sums
-        if fractions and tuple(total.shape) == self.total_format.shape:  # of a sum rounded again
-            if not is_finite(total):
-                raise ArgumentError("total must be finite, got NaN or infinity among its cells")
-            return
-        super()._check_total(total)
-
-    @property
+    @cached_property
     def rounds_sums(self) -> bool:
         """Whether whoever sums may round the sum again (`CellGrid.again`), and nobody is hurt.
 

@@ -4,8 +4,8 @@
 * `clipping`: bounds and rounding, with the sensitivity that is left.
 * `mechanisms`: clipping, noise and the claim, each mechanism from one object.
 * `accounting`: events, their composition, budgets, and accounts, also in a file.
-* `integer_table`: exact integer noise from random words; `secure_noise` takes them from the
-  operating system, `simulated_noise` from a seeded generator.
+* `integer_table`: exact integer noise from random words; `noise` takes them from the operating
+  system, `simulated_noise` from a seeded generator.
 * `theorems`: the paper's theorems as calculators; what they say is claimed, not proven.
 
 `docs/privacy.md` is the introduction.
@@ -47,8 +47,8 @@ from diffsketch.privacy.mechanisms.integer import (
     DiscreteLaplaceMechanism,
     SkellamMechanism,
 )
-from diffsketch.privacy.secure_noise import SecureNoise
-from diffsketch.privacy.simulated_noise import CohortNoise, FastNoise, Noise, NoiseKey
+from diffsketch.privacy.noise import Noise, SecureNoise
+from diffsketch.privacy.simulated_noise import CohortNoise, FastNoise, NoiseKey
 from diffsketch.privacy.theorems import estimate_alpha, estimate_sigma, theorem1
 
 __all__ = [

@@ -30,7 +30,7 @@ from diffsketch.errors import (
     check_whole,
 )
 from diffsketch.privacy.claim import Relation, RelationName, Unit, UnitName
-from diffsketch.privacy.simulated_noise import Noise
+from diffsketch.privacy.noise import Noise
 
 Encode: TypeAlias = Callable[[Tensor], Tensor]
 

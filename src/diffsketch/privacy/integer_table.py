@@ -3,7 +3,7 @@
 Every comparison of a random real number with a probability is decided by as many bits as it takes.
 Nearly always the first 64 and a bound in floating point are enough; the rest is decided in many
 digits. So numbers have exactly the law of the rational number that a float parameter stands for,
-if the words are even and independent: those of the operating system (`secure_noise`), or a seeded
+if the words are even and independent: those of the operating system (`noise`), or a seeded
 generator's, for simulation (`simulated_noise`). None of it takes constant time.
 """
 
@@ -297,7 +297,7 @@ class IntegerTable:
         index[doubtful] = searched
         return index, doubtful[words[doubtful] >= self.sure[searched]]
 
-    @property
+    @cached_property
     def low_bits(self) -> int:
         """Bits of the words that tell integers of a block apart; 0 if a block is one integer."""
         return 0 if not self.shift else 32 if self.shift <= 32 else _WORD

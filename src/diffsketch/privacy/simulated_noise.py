@@ -1,4 +1,4 @@
-"""The interface of noise sources, and noise for simulation, reproducible from a key.
+"""Noise for simulation, reproducible from a key.
 
 Whole numbers are drawn by the same tables as for real releases (`integer_table`), from a seeded
 generator's words: that is never for a real release, whatever their law, as whoever has the seed has
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -21,34 +21,8 @@ import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check, check_type, check_whole
-from diffsketch.privacy.integer_table import (
-    CoinsLaw,
-    ExponentialLaw,
-    Law,
-    SkellamLaw,
-    integer_table,
-)
-
-MAX_SCALE = 2.0**50  # of whole numbers, which then stay far within int64
-
-
-def count_cells(shape: tuple[int, ...]) -> int:
-    """The product of a shape, checked."""
-    if not all(isinstance(size, int) and size >= 0 for size in shape):
-        check(False, "shape", "be a tuple of sizes >= 0", shape)
-    return math.prod(shape)
-
-
-def checked_probabilities(probabilities: Tensor) -> npt.NDArray[np.float64]:
-    """A tensor of probabilities as a flat array; raises unless all are in `[0, 1]`."""
-    if not isinstance(probabilities, Tensor) or not probabilities.is_floating_point():
-        raise ArgumentError("probabilities must be a tensor of a floating type")
-    known = probabilities.dtype in (torch.float32, torch.float64)  # NumPy has no bfloat16
-    values = (probabilities if known else probabilities.float()).detach().cpu().numpy()
-    flat = values.astype(np.float64).ravel()
-    if len(flat) and not (flat.min() >= 0 and flat.max() <= 1):
-        raise ArgumentError("probabilities must be in [0, 1], got others or NaN among them")
-    return flat
+from diffsketch.privacy.integer_table import Law, integer_table
+from diffsketch.privacy.noise import Noise, checked_probabilities
 
 
 @lru_cache(maxsize=64)  # the same scales in each round of a run
@@ -59,70 +33,6 @@ def float_type(name: str, scale: float, dtype: torch.dtype) -> type[np.float32 |
     holds = scale == 0 or info.tiny <= scale <= info.max / 100
     check(holds, name, f"be 0 or in [{info.tiny:.2g}, {info.max / 100:.2g}] for {dtype}", scale)
     return np.float32 if dtype == torch.float32 else np.float64
-
-
-class Noise(ABC):
-    """A stream of random numbers that belongs to one message."""
-
-    def part(self, rows: Tensor) -> Self:  # noqa: ARG002
-        """The source to draw from for only these rows (indices or a mask) of a batch."""
-        return self
-
-    @abstractmethod
-    def normal(self, shape: tuple[int, ...], std: float, *, dtype: torch.dtype) -> Tensor:
-        """Gaussian noise of this standard deviation, float32 or float64."""
-
-    @abstractmethod
-    def laplace(self, shape: tuple[int, ...], scale: float, *, dtype: torch.dtype) -> Tensor:
-        """Laplace noise of this scale; its standard deviation is sqrt(2) times that."""
-
-    @abstractmethod
-    def bernoulli(self, probabilities: Tensor) -> Tensor:
-        """1 with the probability given for each place, else 0 (int64)."""
-
-    @abstractmethod
-    def words(self, shape: tuple[int, ...]) -> Tensor:
-        """64 random bits in each place, as int64."""
-
-    def discrete_gaussian(self, shape: tuple[int, ...], std: float) -> Tensor:
-        """Integers `x` (int64) with probability proportional to `exp(-x**2 / (2 std**2))`."""
-        check(0 <= std <= MAX_SCALE, "std", "be in [0, 2**50]", std)
-        return self._of(ExponentialLaw(float(std), 2) if std else None, shape)
-
-    def discrete_laplace(self, shape: tuple[int, ...], scale: float) -> Tensor:
-        """Integers `x` (int64) with probability proportional to `exp(-abs(x) / scale)`."""
-        check(0 <= scale <= MAX_SCALE, "scale", "be in [0, 2**50]", scale)
-        return self._of(ExponentialLaw(float(scale), 1) if scale else None, shape)
-
-    def skellam(self, shape: tuple[int, ...], variance: float) -> Tensor:
-        """Differences (int64) of two Poisson numbers that have `variance / 2` each."""
-        check(0 <= variance <= MAX_SCALE**2, "variance", "be in [0, 2**100]", variance)
-        return self._of(SkellamLaw(float(variance)) if variance else None, shape)
-
-    def binomial(self, shape: tuple[int, ...], trials: int) -> Tensor:
-        """Heads (int64) among `trials` fair coins."""
-        check_whole("trials", trials, least=0)
-        check(trials <= MAX_SCALE, "trials", "be in [0, 2**50]", trials)
-        # Pairs of coins are symmetric around their mean, as tables need it; an odd coin is a random
-        # bit.
-        pairs, odd = divmod(trials, 2)
-        heads = self._of(CoinsLaw(pairs) if pairs else None, shape) + pairs
-        return heads + (self.words(shape) & 1) if odd else heads
-
-    def _of(self, law: Law | None, shape: tuple[int, ...]) -> Tensor:
-        """Draw from a law; zeros without one, and without a draw."""
-        if law is None:
-            self._size(shape)
-            return torch.zeros(shape, dtype=torch.int64)
-        return self._integers(shape, law)
-
-    def _size(self, shape: tuple[int, ...]) -> tuple[int, int]:
-        """Rows with a stream of their own in such a shape, and the numbers in each."""
-        return 1, count_cells(shape)
-
-    def _integers(self, shape: tuple[int, ...], law: Law) -> Tensor:
-        """Draw integers of a law, whose parameters are checked."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -288,8 +198,10 @@ class CohortNoise(SimulatedNoise):
     """
 
     def __init__(self, key: NoiseKey, workers: Sequence[int], *, round_index: int) -> None:
-        check_type("key", key, NoiseKey)
-        check_whole("round_index", round_index, least=0, most=2**64 - 1)
+        if not isinstance(key, NoiseKey):  # here and below: the called function has the words
+            check_type("key", key, NoiseKey)
+        if type(round_index) is not int or not 0 <= round_index < 1 << 64:
+            check_whole("round_index", round_index, least=0, most=2**64 - 1)
         self._key, self._round = key, round_index
         self._workers = [int(worker) for worker in workers]
         for number in (min(self._workers, default=0), max(self._workers, default=0)):
@@ -331,12 +243,12 @@ class CohortNoise(SimulatedNoise):
         return other
 
     def _size(self, shape: tuple[int, ...]) -> tuple[int, int]:
-        if not shape or shape[0] != len(self._workers):
+        count, sizes = len(self._workers), shape[1:]
+        if shape[:1] != (count,) or any(type(size) is not int or size < 0 for size in sizes):
             raise ArgumentError(
-                f"shape must start with a row for each of {len(self._workers)} workers, got {shape}"
+                f"shape must be a row for each of {count} workers, and sizes >= 0, got {shape}"
             )
-        count_cells(shape)  # checks the sizes
-        return shape[0], math.prod(shape[1:])
+        return count, math.prod(sizes)
 
     def _each(self, rows: Iterable[_Row]) -> Iterator[_Row]:
         bits, state = self._rng.bit_generator, self._state

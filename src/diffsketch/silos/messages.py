@@ -44,8 +44,7 @@ from diffsketch.methods.client_noise import ClientNoise
 from diffsketch.methods.gate import check_release, release_noise
 from diffsketch.privacy.claim import Claim
 from diffsketch.privacy.clipping import Quantizer
-from diffsketch.privacy.secure_noise import SecureNoise
-from diffsketch.privacy.simulated_noise import Noise
+from diffsketch.privacy.noise import Noise, SecureNoise
 from diffsketch.silos.kernels import add_bounded
 from diffsketch.sketch.hashing import HashSeed
 

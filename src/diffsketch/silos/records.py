@@ -12,8 +12,7 @@ from torch import Tensor
 from diffsketch.errors import ArgumentError, MismatchError, check
 from diffsketch.methods.base import Method
 from diffsketch.privacy.claim import Claim, Unit
-from diffsketch.privacy.secure_noise import SecureNoise
-from diffsketch.privacy.simulated_noise import Noise
+from diffsketch.privacy.noise import Noise, SecureNoise
 from diffsketch.silos.gradients import RecordGradients
 from diffsketch.silos.messages import draw_records, record_method, release_records
 from diffsketch.sketch.hashing import HashSeed

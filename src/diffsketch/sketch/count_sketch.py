@@ -25,8 +25,6 @@ from diffsketch.sketch.hashing import (
 from diffsketch.sketch.kernels import INPUT_TYPES, kernels_for, new_result
 from diffsketch.sketch.kernels.estimators import COMBINES, Combine
 
-_COMBINES = f"be {' or '.join(map(repr, COMBINES))}"
-
 
 @dataclass(frozen=True)
 class CountSketch:
@@ -73,7 +71,7 @@ class CountSketch:
     layout: SketchLayout = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check(self.family in FAMILIES, "family", f"be one of {FAMILIES}", self.family)
+        check(self.family in FAMILIES, "family", f"be one of {', '.join(FAMILIES)}", self.family)
         # Every 64-bit word may be a key where each coordinate is hashed on its own; blocks are
         # numbered by 40 bits.
         most = MAX_KEYS if self.family == "pairwise" else MAX_DIM
@@ -343,8 +341,10 @@ class CountSketch:
             return 0
         # Positions of dense vectors are 40-bit numbers in all kernels, whatever `dim` is.
         last = min(self.dim, MAX_DIM) - length
-        check(type(offset) is int, "offset", "be an int", offset)
-        check(0 <= offset <= last, "offset", f"be in 0..{last} for {length} coordinates", offset)
+        if type(offset) is not int or not 0 <= offset <= last:
+            raise ArgumentError(
+                f"offset must be in 0..{last} for {length} coordinates, got offset={offset!r}"
+            )
         return offset
 
     def _checked(
@@ -363,18 +363,11 @@ class CountSketch:
             )
         if table.dtype not in (torch.float32, torch.float64):
             raise ArgumentError(f"table must be float32 or float64, got {_describe(table)}")
-        check(combine in COMBINES, "combine", _COMBINES, combine)
-        if finite and not is_finite(table):
+        if combine not in COMBINES:
+            raise ArgumentError(f"combine must be {' or '.join(COMBINES)}, got combine={combine!r}")
+        if finite and not bool(torch.isfinite(table).all()):
             raise _not_finite()
         return (table.detach() if table.requires_grad else table).contiguous()
-
-
-def is_finite(values: Tensor) -> bool:
-    """Check that all values are finite.
-
-    A sum is finite only if its terms are, and quick; it may overflow, so look again then.
-    """
-    return math.isfinite(values.sum().item()) or bool(torch.isfinite(values).all())
 
 
 def _not_finite() -> ArgumentError:

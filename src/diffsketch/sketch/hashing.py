@@ -134,7 +134,8 @@ class SketchKey:
 
     def seed(self, round_index: int) -> HashSeed:
         """The hash seed of a round."""
-        check_whole("round_index", round_index, least=0, most=(1 << 64) - 1)
+        if type(round_index) is not int or not 0 <= round_index < 1 << 64:  # it has the words
+            check_whole("round_index", round_index, least=0, most=(1 << 64) - 1)
         text = round_index.to_bytes(8, "little")
         return HashSeed(
             hashlib.blake2b(text, key=self.secret, digest_size=32, person=b"ds-round").digest()

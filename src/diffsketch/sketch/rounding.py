@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -74,7 +75,7 @@ class CellGrid:
         low, high = LIMITS
         check(low <= self.limit <= high, "limit", f"be in [{low:g}, {high:g}]", self.limit)
 
-    @property
+    @cached_property
     def step(self) -> float:
         """Distance of two values of the grid."""
         if self._wide:
@@ -82,7 +83,7 @@ class CellGrid:
             return self.limit / ((1 << (self.bits - 1)) - 1)
         return 2 * self.limit / ((1 << self.bits) - 1)
 
-    @property
+    @cached_property
     def _wide(self) -> bool:
         return self.bits >= _WIDE
 
@@ -111,7 +112,7 @@ class CellGrid:
         """Type of the whole numbers."""
         return torch.int8 if self.bits <= 8 else torch.int16
 
-    @property
+    @cached_property
     def size_cells(self) -> int:
         """Cells that a message has for its table's size."""
         return -(-4 // self.bits)
@@ -240,7 +241,7 @@ class SumPacking:
     lowest: int
     count: int
 
-    @property
+    @cached_property
     def fields(self) -> int:
         """Cells in a word."""
         return WORD_BITS // self.bits

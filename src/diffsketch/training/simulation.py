@@ -31,7 +31,8 @@ from diffsketch.methods.gate import NonFiniteUpdate, check_budget, release
 from diffsketch.methods.plain import RoundedTables, SaturationWatch
 from diffsketch.privacy.accounting.budget import Budget, BudgetExceeded
 from diffsketch.privacy.claim import Claim, Epsilon, NoClaim, ProvenClaim, SimulatedClaim
-from diffsketch.privacy.simulated_noise import SERVER_NOISE, CohortNoise, Noise, NoiseKey
+from diffsketch.privacy.noise import Noise
+from diffsketch.privacy.simulated_noise import SERVER_NOISE, CohortNoise, NoiseKey
 from diffsketch.silos import RecordGradients, Records
 from diffsketch.sketch.hashing import HashSeed, SketchKey
 from diffsketch.training.clients import ACCOUNTS, EVERYONE, Participation

@@ -335,18 +335,18 @@ class Account:
         series = dict(self._counts.get(self._series, {}))
         series[kind] = series.get(kind, 0) + rounds
         counts = {**self._counts, self._series: series}
-        totals = _totals(counts)
-        self._allowance.check(
-            _weakest(totals), _prices(totals), releases=sum(totals.values()), asked=rounds
-        )
+        if self.budget is not None:
+            totals = _totals(counts)
+            self._allowance.check(
+                _weakest(totals), _prices(totals), releases=sum(totals.values()), asked=rounds
+            )
         return counts
 
     def _checked(self, claim: Claim) -> str:
         """The text by which a claim is counted, if it is about the same as others."""
         if not isinstance(claim, Claim):
             raise ArgumentError(f"claim must be a claim, got {type(claim).__name__}")
-        weaker(claim, _weakest(_totals(self._counts)))
-        return as_text(claim_to_json(claim))
+        return _as_counted(claim, tuple(_totals(self._counts)))
 
     def _refresh(self) -> None:
         """Take over what other processes have charged to the file."""
@@ -438,6 +438,13 @@ def _totals(counts: _Counts) -> Counter[str]:
     return totals
 
 
+@lru_cache(maxsize=64)  # rounds mostly are like those before them
+def _as_counted(claim: Claim, kinds: tuple[str, ...]) -> str:
+    """The text by which a claim is counted, if it may be beside these others."""
+    weaker(claim, _weakest_of(kinds))
+    return as_text(claim_to_json(claim))
+
+
 # Text is the key, so that claims that are equal in a file and in memory count as one kind.
 @lru_cache(maxsize=1 << 14)
 def _parsed(kind: str) -> tuple[Claim, Prices]:
@@ -451,7 +458,7 @@ def _weakest(totals: Mapping[str, int]) -> Claim | None:
     return _weakest_of(tuple(totals))
 
 
-@lru_cache(maxsize=64)  # rounds mostly are like those before them
+@lru_cache(maxsize=64)
 def _weakest_of(kinds: tuple[str, ...]) -> Claim | None:
     weakest: Claim | None = None
     for kind in kinds:

@@ -14,7 +14,7 @@ from diffsketch.privacy.accounting import events
 from diffsketch.privacy.accounting.budget import Budget
 from diffsketch.privacy.accounting.events import epsilon_for
 from diffsketch.privacy.claim import ProvenClaim, Unit, check_samplable
-from diffsketch.privacy.simulated_noise import Noise
+from diffsketch.privacy.noise import Noise
 
 _TIGHT = 1e-4  # relative excess of a calibration, where each look takes a Fourier transform
 _EXACT = 1e-10  # where there is a closed form

@@ -11,7 +11,7 @@ from diffsketch.errors import ArgumentError, check, check_positive, check_type
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.claim import Relation, RelationName, Scope, SimulatedClaim, Trust, TrustName
 from diffsketch.privacy.clipping import Bound, Encode
-from diffsketch.privacy.simulated_noise import Noise
+from diffsketch.privacy.noise import Noise
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from diffsketch.privacy.claim import (
 )
 from diffsketch.privacy.clipping import clip_coordinates, clip_norm, stochastic_round
 from diffsketch.privacy.mechanisms.integer import noise_norm
-from diffsketch.privacy.simulated_noise import Noise
+from diffsketch.privacy.noise import Noise
 
 
 class PaperSetting(NamedTuple):

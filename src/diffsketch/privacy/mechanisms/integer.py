@@ -90,7 +90,7 @@ from diffsketch.privacy.clipping import (
     centre,
     wrap,
 )
-from diffsketch.privacy.simulated_noise import Noise
+from diffsketch.privacy.noise import Noise
 
 _ROUNDING = 1e-9  # relative, and more than the arithmetic here can lose
 _BESSEL_ERROR = 1e-13  # of the logarithm of a quotient: a hundred times what SciPy's has
@@ -301,8 +301,12 @@ class IntegerMechanism(ABC):
     def mean(
         self, total: Tensor, count: int | float, *, unit: float = 1.0, out: Tensor | None = None
     ) -> Tensor:
-        """Compute the mean (float32) of `count` messages from their sum, of which 1 is `unit`."""
-        return torch.mul(self.centred(total), self.step * unit / count, out=out)
+        """Compute the mean (float32) of what is in `count` messages from their sum.
+
+        A length of 1 is `unit`. The mean is over the vectors, or over the records of all messages.
+        """
+        per_step = self.step * unit / (count * self.records)
+        return torch.mul(self.centred(total), per_step, out=out)
 
     def overflow_bound(self) -> float:
         """Bound the probability that any cell of the sum wraps: accuracy, not privacy.

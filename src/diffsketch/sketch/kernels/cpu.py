@@ -97,7 +97,7 @@ def encode(vectors: Tensor, seed: HashSeed, *, layout: SketchLayout, offset: int
     if plan.kind == "short":
         short = _short(seed, layout, offset, length, source.itemsize)
         _run_short(
-            cpu_blocked.encode_short, batch, _threads(batch.size, layout), tables,
+            cpu_blocked.encode_short, batch, layout, tables,
             offset % short.block, *short.encode, scratch=short.encode_scratch,
         )  # fmt: skip
         return torch.from_numpy(out)
@@ -124,8 +124,14 @@ def _encode_halves(vectors: Tensor, seed: HashSeed, layout: SketchLayout, offset
     return table
 
 
-def _run_short(kernel: Any, batch: Array, threads: int, *arguments: Any, scratch: int) -> None:
+def _run_short(
+    kernel: Any, batch: Array, layout: SketchLayout, *arguments: Any, scratch: int
+) -> None:
     """Run a loop over a batch of short vectors."""
+    if len(batch) == 1:  # nothing to share out
+        kernel(0, 1, batch, *arguments, np.empty(scratch, batch.dtype))
+        return
+    threads = _threads(batch.size, layout)
     # Four tasks a thread: one that is delayed does not keep the others waiting at the end.
     tasks = 1 if threads == 1 else min(len(batch), 4 * threads)
     run_tasks(
@@ -190,7 +196,7 @@ def query(
         return False
     if result.size:
         result = result.reshape(-1, result.shape[-1])
-        _estimate(table, seed, result, layout, offset, combine, _threads(result.size, layout))
+        _estimate(table, seed, result, layout, offset, combine)
     return True
 
 
@@ -208,16 +214,16 @@ def _padded(table: Array, result_bytes: int, layout: SketchLayout) -> Array:
 
 
 def _estimate(
-    table: Array, seed: HashSeed, result: Array, layout: SketchLayout, offset: int,
-    combine: Combine, threads: int,
-) -> None:  # fmt: skip
+    table: Array, seed: HashSeed, result: Array, layout: SketchLayout, offset: int, combine: Combine
+) -> None:
+    """Write estimates of the coordinates from `offset` on to `result`, `(tables, length)`."""
     (items, length), rows, size = result.shape, layout.rows, table.itemsize
     # Padded tables are those of a long vector, of which this is a piece.
     kind = "long" if table.shape[2] > layout.cols else _plan(length, layout, size).kind
     if kind == "short":
         short = _short(seed, layout, offset, length, size)
         _run_short(
-            cpu_blocked.query_short, result, threads, table, offset % short.block, *short.query,
+            cpu_blocked.query_short, result, layout, table, offset % short.block, *short.query,
             combiner(rows, size, combine).address, scratch=short.query_scratch,
         )  # fmt: skip
         return
@@ -228,6 +234,7 @@ def _estimate(
     aligned = (place | row | layout.geometry.block * size) % BYTES == 0
     stream = aligned and result.nbytes >= _STREAM
     loops, arguments, scratch = _query_loops(layout, seed, table.dtype, combine, stream=stream)
+    threads = _threads(result.size, layout)
     parts = 1 if threads == 1 else -(-4 * threads // items)
     run_tasks(
         loops.query, items * parts, threads, table, result, offset, parts, *arguments,
@@ -365,7 +372,7 @@ def _top_k(
 
     def estimate(start: int, scratch: Array) -> Array:
         values: Array = scratch[: dim - start]
-        _estimate(table, seed, values[None], layout, start, combine, threads)
+        _estimate(table, seed, values[None], layout, start, combine)
         return values
 
     # Estimates of a stretch at a time: all of them would take as much memory as the vector.
