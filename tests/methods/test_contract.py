@@ -483,9 +483,11 @@ def test_bare_sketches_refuse(settings: dict[str, Any], problem: str) -> None:
     refused(ArgumentError, problem, PlainSketch, DIM, 2, 20, **settings)
 
 
-def test_rounded_sums_are_of_no_more_than_the_cohort() -> None:
-    method = PlainSketch(DIM, 2, 20, bits=4, cohort=8)
+@pytest.mark.parametrize("name", ["sketch-1-bit", "sketch-skellam", "gaussian", "cpsgd"])
+def test_sums_are_of_no_more_than_the_cohort(name: str) -> None:
+    method = CASES[name].method
     total = torch.zeros(method.total_format.shape, dtype=torch.int64)
-    assert not method.decode(total, SEED, count=8).any()
-    with pytest.raises(ArgumentError, match=r"count must be in 1\.\.8, got count=9"):
-        method.decode(total, SEED, count=9)
+    method.decode(total, SEED, count=WORKERS)
+    refused(
+        ArgumentError, r"count must be in 1\.\.12", method.decode, total, SEED, count=WORKERS + 1
+    )

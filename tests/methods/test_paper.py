@@ -9,12 +9,7 @@ import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError
-from diffsketch.methods import (
-    DiffSketch,
-    PlainSketch,
-    RawLaplace,
-    SketchLaplace,
-)
+from diffsketch.methods import DiffSketch, PlainSketch, RawLaplace, SketchLaplace
 from diffsketch.methods.plain import TableMethod
 from diffsketch.privacy import (
     CohortNoise,

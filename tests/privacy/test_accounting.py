@@ -21,11 +21,7 @@ from diffsketch.privacy.accounting import budget as lookahead
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.accounting.account import Account
 from diffsketch.privacy.accounting.budget import Budget, BudgetExceeded
-from diffsketch.privacy.accounting.calibration import (
-    PoissonSampler,
-    calibrate,
-    gaussian_multiplier,
-)
+from diffsketch.privacy.accounting.calibration import PoissonSampler, calibrate, gaussian_multiplier
 from diffsketch.privacy.accounting.events import Event, epsilon_for
 from diffsketch.privacy.claim import (
     Basis,
@@ -313,7 +309,7 @@ MIXED = [
 ]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_alternating_kinds_never_exceed_the_budget(seed: int) -> None:
     """Kinds in random turns until none fits: composed anew, all of it is within the budget."""
     rng = np.random.default_rng(seed)

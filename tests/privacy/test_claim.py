@@ -275,7 +275,6 @@ LOADED = """
 import sys
 import diffsketch.training
 from diffsketch.privacy import Basis, NoClaim, ProvenClaim, Scope
-from tests.helpers.refusals import refused
 from diffsketch.privacy.accounting import events
 scope = Scope("client", "replace", "local")
 NoClaim(scope, "nothing is hidden").epsilon(delta=1e-5, rounds=9)

@@ -15,12 +15,7 @@ import pytest
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.accounting.events import Event, epsilon_for
 from diffsketch.privacy.claim import Relation, Trust
-from diffsketch.privacy.clipping import (
-    CoordinateBound,
-    CoordinateQuantizer,
-    NormBound,
-    Quantizer,
-)
+from diffsketch.privacy.clipping import CoordinateBound, CoordinateQuantizer, NormBound, Quantizer
 from diffsketch.privacy.mechanisms.integer import (
     DiscreteGaussianMechanism,
     DiscreteLaplaceMechanism,

@@ -316,6 +316,10 @@ def test_dropouts_weaken_the_claim(kind: Kind) -> None:
     # Ten shares of forty are the noise of a cohort of ten with half the multiplier.
     ten = replace(mechanism, cohort=10, noise_multiplier=1.0)
     assert multiplier_of(mechanism, 10) == pytest.approx(multiplier_of(ten), rel=1e-12)
+    # The noise of `lost` members more than the others' is not counted.
+    spare, fewer = replace(mechanism, lost=4), replace(mechanism, cohort=36)
+    assert multiplier_of(spare) == multiplier_of(spare, 36) > multiplier_of(spare, 35)
+    assert multiplier_of(spare) == pytest.approx(multiplier_of(fewer), rel=1e-12)
     for present in (0, 41, True, 2.0):
         refused(ArgumentError, "present must", mechanism.claim_for, present)
 

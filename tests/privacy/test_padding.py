@@ -15,12 +15,7 @@ from torch import Tensor
 from diffsketch import CountSketch, SketchKey
 from diffsketch.methods import DiffSketch
 from diffsketch.privacy.mechanisms import padding as appended
-from diffsketch.privacy.mechanisms.padding import (
-    factor,
-    gram,
-    is_factored,
-    padded_tables,
-)
+from diffsketch.privacy.mechanisms.padding import factor, gram, is_factored, padded_tables
 from diffsketch.privacy.simulated_noise import CohortNoise, FastNoise, NoiseKey
 from diffsketch.sketch.hashing import FAMILIES, Family
 

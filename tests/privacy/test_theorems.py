@@ -283,11 +283,8 @@ def test_estimates_are_unbiased_with_the_stated_variance(
         assert lower_end(squares) <= variance
         assert lower_end(along) <= 0 <= upper_end(along)
         # Control: an estimate that is a fifth too small.
-        assert (
-            not lower_end([0.8 * (1 + a) - 1 for a in along])
-            <= 0
-            <= upper_end([0.8 * (1 + a) - 1 for a in along])
-        )
+        short = [0.8 * (1 + error) - 1 for error in along]
+        assert not lower_end(short) <= 0 <= upper_end(short)
         if family == "pairwise" and combine == "mean":  # where it is not a bound but the value
             assert lower_end(squares) <= variance <= upper_end(squares)
             assert lower_end(squares) > 0.8 * variance  # control

@@ -104,11 +104,6 @@ class CpSgd(Plannable):
             check_positive("clip", self.clip)
         object.__setattr__(self, "relation", self.mechanism.relation)
 
-    @property
-    def cells(self) -> int:
-        """Numbers of a message."""
-        return self.dim
-
     @cached_property
     def mechanism(self) -> BinomialMechanism:
         """The mechanism that clips and adds noise, with levels and trials as given or claimed."""
@@ -136,7 +131,7 @@ class CpSgd(Plannable):
         check_whole("trials", trials, least=1)
         clip = self.limit * math.sqrt(self.dim) if self.clip is None else self.clip
         return BinomialMechanism(
-            self.cells, clip, self.limit, levels, trials, self.cohort, self.delta,
+            self.dim, clip, self.limit, levels, trials, self.cohort, self.delta,
             relation=self.relation,
         )  # fmt: skip
 
@@ -147,13 +142,13 @@ class CpSgd(Plannable):
 
     @cached_property
     def message_format(self) -> MessageFormat:
-        """As the total, under a secure sum; the paper's, if its claim is all that there is."""
+        """Format of the secure sum; where there is only the paper's claim, that of the paper."""
         sent = self.mechanism
         bits = sent.bits if isinstance(self._claim, PaperClaim) else sent.sum_bits
-        return self._format((self.cells,), "unsigned", bits)
+        return self._format((self.dim,), "unsigned", bits)
 
     def sum_bits(self, count: int) -> int:  # noqa: ARG002
-        """Bits of a number of the sum of the cohort, which does not wrap."""
+        """Bits of a cell of the cohort's sum, which does not wrap."""
         return self.mechanism.sum_bits
 
     @cached_property
@@ -189,7 +184,7 @@ class CpSgd(Plannable):
         return Encoded(self.mechanism.release(batch, noise))
 
     def _decode(self, total: Tensor, seed: HashSeed, count: int, *, out: Tensor | None) -> Tensor:  # noqa: ARG002
-        return self.mechanism.decode(total, count).float()
+        return (self.mechanism.centred(total, count) / count).float()
 
     @classmethod
     def planned(

@@ -157,12 +157,7 @@ def release(
 
 
 def release_total(
-    total: Tensor,
-    mechanism: SkellamMechanism,
-    claim: Claim,
-    *,
-    count: int,
-    account: Account | None,
+    total: Tensor, mechanism: SkellamMechanism, claim: Claim, *, count: int, account: Account | None
 ) -> Tensor:
     """Charge, draw noise, and return the sum of the tables of `count` parties with its noise.
 
@@ -194,7 +189,7 @@ def release_noise(method: Method, claim: Claim, *, messages: int = 1) -> Noise:
 
     Args:
         method: The method that encodes.
-        claim: The claim for what is sent.
+        claim: The claim for the message.
         messages: Vectors of a batch that is encoded in one call.
 
     Raises:
@@ -292,13 +287,13 @@ def private_mean(
     ...     dim=500, rows=1, cols=100, clip=1.0, noise_multiplier=2.0, trust="central"
     ... )
     >>> vectors = torch.full((1000, 500), 0.04)
-    >>> found = private_mean(vectors, method)
-    >>> found.mean.shape, found.message_bytes
+    >>> answer = private_mean(vectors, method)
+    >>> answer.mean.shape, answer.message_bytes
     (torch.Size([500]), 154)
-    >>> print(found.claim.epsilon(delta=1e-5, rounds=1))
+    >>> print(answer.claim.epsilon(delta=1e-5, rounds=1))
     epsilon = 1.994 at delta = 1e-05 over 1 round (proven; client unit, replace, central trust)
     >>> again = private_mean(vectors, method)  # noise is never drawn twice
-    >>> bool((found.mean == again.mean).all())
+    >>> bool((answer.mean == again.mean).all())
     False
     """
     if not isinstance(method, Method):

@@ -37,12 +37,7 @@ from diffsketch.privacy.clipping import CoordinateBound, CoordinateQuantizer, cl
 from diffsketch.privacy.mechanisms.integer import DiscreteLaplaceMechanism
 from diffsketch.privacy.mechanisms.padding import padded_tables
 from diffsketch.privacy.noise import Noise
-from diffsketch.privacy.theorems import (
-    claimed_per_round,
-    estimate_alpha,
-    estimates,
-    least_padding,
-)
+from diffsketch.privacy.theorems import claimed_per_round, estimate_alpha, estimates, least_padding
 from diffsketch.sketch.hashing import HashSeed
 from diffsketch.sketch.kernels.estimators import Combine
 
@@ -107,7 +102,7 @@ class DiffSketch(RoundedTables, TableMethod):
 
     @cached_property
     def noise(self) -> NoNoise:
-        """The claim of Theorem 1; whoever it claims nothing for adds noise (`_encode`)."""
+        """The claim of Theorem 1; workers for whom it claims nothing add noise (`_encode`)."""
         source = "Theorem 1 of the paper, with Laplace noise where it claims less,"
         return NoNoise(_paper_claim(self.per_round, source))
 

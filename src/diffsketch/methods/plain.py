@@ -14,14 +14,7 @@ import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check, check_between, check_whole
-from diffsketch.methods.base import (
-    MANY,
-    Encoded,
-    Method,
-    Tables,
-    check_sums,
-    register,
-)
+from diffsketch.methods.base import MANY, Encoded, Method, Tables, check_sums, register
 from diffsketch.methods.forecast import RelativeError, Vectors, collision_error, noise_error
 from diffsketch.privacy.claim import Trust, TrustName
 from diffsketch.privacy.clipping import centre, wrap
@@ -281,7 +274,7 @@ class RoundedTables(Method):
 
     @cached_property
     def rounds_sums(self) -> bool:
-        """Whether whoever sums may round the sum again (`CellGrid.again`), and nobody is hurt.
+        """Whether the sum may be rounded again (`CellGrid.again`) by whoever forms it.
 
         A secure sum forms no sum that could be rounded before it is known.
         """

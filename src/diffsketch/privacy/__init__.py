@@ -13,11 +13,7 @@
 
 from diffsketch.privacy.accounting.account import Account, AccountBusy
 from diffsketch.privacy.accounting.budget import Budget, BudgetExceeded
-from diffsketch.privacy.accounting.calibration import (
-    PoissonSampler,
-    calibrate,
-    gaussian_multiplier,
-)
+from diffsketch.privacy.accounting.calibration import PoissonSampler, calibrate, gaussian_multiplier
 from diffsketch.privacy.claim import (
     Basis,
     Claim,

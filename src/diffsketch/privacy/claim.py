@@ -146,7 +146,7 @@ class Scope:
 
     @property
     def viewers(self) -> str:
-        """Those whom the claim limits, without terms of the field."""
+        """The viewers that the claim limits, without terms of the field."""
         return _VIEWERS[self.trust]
 
     @property

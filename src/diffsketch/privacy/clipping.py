@@ -152,11 +152,11 @@ class CoordinateBound:
         check_whole("rows", self.rows, least=1)
 
     def sensitivity(self, relation: RelationName) -> float:
-        """In the L2 norm: `2 limit sqrt(rows)` for `replace`, half of it for add-or-remove."""
+        """L2 sensitivity: `2 limit sqrt(rows)` for `replace`, half of it for add-or-remove."""
         return _change(self.limit, relation) * math.sqrt(self.rows)
 
     def l1_sensitivity(self, relation: RelationName) -> float:
-        """In the L1 norm: `2 limit rows` for `replace`, half of it for add-or-remove."""
+        """L1 sensitivity: `2 limit rows` for `replace`, half of it for add-or-remove."""
         return _change(self.limit, relation) * self.rows
 
     def apply(self, vectors: Tensor, encode: Encode | None = None) -> Tensor:
@@ -195,7 +195,7 @@ class NormBound:
         object.__setattr__(self, "unit", Unit(self.unit))
 
     def sensitivity(self, relation: RelationName) -> float:
-        """In the L2 norm: `2 limit` for `replace`, `limit` for add-or-remove."""
+        """L2 sensitivity: `2 limit` for `replace`, `limit` for add-or-remove."""
         return _change(self.limit, relation)
 
     def apply(self, vectors: Tensor, encode: Encode | None = None) -> Tensor:
@@ -299,7 +299,7 @@ class Grid(ABC):
 
     Attributes:
         granularity: The step: a whole number `x` stands for `x * granularity`.
-        cells: Entries of what is sent: the dimension of a vector, or rows times columns.
+        cells: Cells of a message: the dimension of a vector, or rows times columns.
     """
 
     granularity: float
@@ -320,7 +320,7 @@ class Grid(ABC):
         return _change(self.longest, relation)
 
     def bounded(self, cells: Tensor) -> Tensor:
-        """Clip what is sent, unless it was bounded as it was made."""
+        """Clip the cells, unless they were bounded as they were made."""
         return cells
 
     def rounded(self, bounded: Tensor, noise: Noise) -> Tensor:  # noqa: ARG002
@@ -347,9 +347,9 @@ class Quantizer(Grid):
     steps in a cell (`test_rounding_is_unbiased`, `test_bias_of_drawing_again`).
 
     Args:
-        bound: The clipping of what is sent.
+        bound: How messages are clipped.
         granularity: The step: a whole number `x` stands for `x * granularity`.
-        cells: Entries of what is sent: the dimension of a vector, or rows times columns.
+        cells: Cells of a message: the dimension of a vector, or rows times columns.
         rejection: Largest probability of drawing again; 0 for the worst-case bound alone.
 
     References:
@@ -385,7 +385,7 @@ class Quantizer(Grid):
         return math.sqrt(self.largest)
 
     def bounded(self, cells: Tensor) -> Tensor:
-        """Clip what is sent, `(messages, cells)`.
+        """Clip the cells `(messages, cells)`.
 
         Raises:
             ArgumentError: A value is NaN or infinite.

@@ -44,8 +44,8 @@ def checked_probabilities(probabilities: Tensor) -> npt.NDArray[np.float64]:
     """A tensor of probabilities as a flat array; raises unless all are in `[0, 1]`."""
     if not isinstance(probabilities, Tensor) or not probabilities.is_floating_point():
         raise ArgumentError("probabilities must be a tensor of a floating type")
-    known = probabilities.dtype in (torch.float32, torch.float64)  # NumPy has no bfloat16
-    values = (probabilities if known else probabilities.float()).detach().cpu().numpy()
+    in_numpy = probabilities.dtype in (torch.float32, torch.float64)  # NumPy has no bfloat16
+    values = (probabilities if in_numpy else probabilities.float()).detach().cpu().numpy()
     flat = values.astype(np.float64).ravel()
     if len(flat) and not (flat.min() >= 0 and flat.max() <= 1):
         raise ArgumentError("probabilities must be in [0, 1], got others or NaN among them")
@@ -144,17 +144,17 @@ def bernoulli(probabilities: Floats) -> Integers:
     result = np.empty(len(probabilities), np.int64)
 
     def fill(piece: slice) -> None:
-        places, rest = np.arange(piece.start, piece.stop), probabilities[piece]
+        places, fractions = np.arange(piece.start, piece.stop), probabilities[piece]
         while len(places):
             # The next 32 binary digits of the probability are the whole part.
-            scaled = rest * 2.0**32
+            scaled = fractions * 2.0**32
             digits = scaled.astype(np.int64)
-            words = random_words(len(rest), 32).astype(np.int64)
+            words = random_words(len(fractions), 32).astype(np.int64)
             result[places] = words < digits
             # Equal so far, and digits are left: with none left, the number is not below the
             # probability.
             (tied,) = np.nonzero((words == digits) & (scaled > digits))
-            places, rest = places[tied], (scaled - digits)[tied]
+            places, fractions = places[tied], (scaled - digits)[tied]
 
     in_pieces(fill, len(probabilities))
     return result

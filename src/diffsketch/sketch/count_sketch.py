@@ -124,12 +124,7 @@ class CountSketch:
         return kernels.encode(vector.contiguous(), seed, layout=self.layout, offset=start)
 
     def encode_items(
-        self,
-        keys: Tensor,
-        values: Tensor | float,
-        seed: HashSeed,
-        *,
-        offsets: Tensor | None = None,
+        self, keys: Tensor, values: Tensor | float, seed: HashSeed, *, offsets: Tensor | None = None
     ) -> Tensor:
         """The table `(rows, cols)` of items, or `(people, rows, cols)` of the items of each person.
 

@@ -34,17 +34,6 @@ import numpy.typing as npt
 
 from diffsketch.errors import ArgumentError, check_whole
 
-__all__ = [
-    "FAMILIES",
-    "Family",
-    "Geometry",
-    "HashSeed",
-    "SketchKey",
-    "SketchLayout",
-    "columns_and_signs",
-    "mix64",
-]
-
 Family: TypeAlias = Literal["pairwise", "blocked"]
 FAMILIES: tuple[Family, ...] = get_args(Family)
 
@@ -204,10 +193,7 @@ def mix64(value: Words, first_key: np.uint64 | Words, second_key: np.uint64 | Wo
 
 
 def columns_and_signs(
-    coordinates: npt.NDArray[np.int64] | Words,
-    seed: HashSeed,
-    *,
-    layout: SketchLayout,
+    coordinates: npt.NDArray[np.int64] | Words, seed: HashSeed, *, layout: SketchLayout
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int8]]:
     """Column and sign of each coordinate in each row, both of shape `(rows, len(coordinates))`."""
     index = coordinates.astype(np.uint64)

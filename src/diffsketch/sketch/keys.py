@@ -13,8 +13,6 @@ from diffsketch.errors import ArgumentError
 from diffsketch.sketch.hashing import SketchKey
 from diffsketch.sketch.kernels.cpu_siphash import siphash
 
-__all__ = ["hash_keys"]
-
 
 def hash_keys(values: Iterable[str | bytes], key: SketchKey) -> npt.NDArray[np.uint64]:
     """Hash strings (as UTF-8) or bytes to 64-bit keys, by SipHash-2-4 under a secret of `key`.

@@ -57,16 +57,10 @@ from diffsketch.privacy.accounting.budget import (
     stated_epsilon,
     weaker,
 )
-from diffsketch.privacy.claim import (
-    Claim,
-    Epsilon,
-    ProvenClaim,
-    claim_from_json,
-    claim_to_json,
-)
+from diffsketch.privacy.claim import Claim, Epsilon, ProvenClaim, claim_from_json, claim_to_json
 
 _FORMAT, _VERSION = "diffsketch account", 1
-_MOST_LEFT = 10**6
+_MOST_LEFT = 10**6  # rounds that `rounds_left` looks for, as more take long to compose
 
 _Counts: TypeAlias = Mapping[str, Mapping[str, int]]  # releases by series, and by claim as text
 
@@ -518,14 +512,7 @@ def _parse(text: str | bytes) -> tuple[str, Budget | None, str, dict[str, dict[s
                 claim_from_json(item["claim"])  # checks it
                 check_whole("rounds", item["rounds"], least=1, most=_MOST_COUNTED)
                 counts[name][as_text(item["claim"])] = item["rounds"]
-    except (
-        ArgumentError,
-        KeyError,
-        RecursionError,
-        TypeError,
-        ValueError,
-        AttributeError,
-    ) as error:
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise DataError(f"not a whole account of version {_VERSION} ({error})") from error
     return party, budget, series, counts
 

@@ -30,9 +30,9 @@ _LOG_ROOT_TWO_PI = math.log(2 * math.pi) / 2
 _SMALL_SHIFT = 2e-3  # below, the difference of two Mills' ratios is taken from derivatives
 _NOTHING_BEYOND = 1e4  # standard deviations: a float cannot hold so small a probability
 _ROUNDING = 1e-11  # relative, and more than the arithmetic here can lose
-_MOST_KINDS = 100
+_MOST_KINDS = 100  # that are composed: each takes a distribution of its own
 _MOST_RATIO = 4.0  # rather slow than so much worse
-_ORDINARY = 1e100
+_ORDINARY = 1e100  # beyond it powers come near to overflow
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class LaplaceEvent(_Noise):
 
 @dataclass(frozen=True)
 class ApproximateEvent:
-    """Anything that satisfies (epsilon, delta)-differential privacy, by a theorem of its own."""
+    """Release that satisfies (epsilon, delta)-differential privacy by a theorem of its own."""
 
     epsilon: float
     delta: float = 0.0
@@ -196,13 +196,13 @@ def to_json(event: Event) -> dict[str, Any]:
 def from_json(data: Mapping[str, Any]) -> Event:
     """The event that `to_json` wrote, checked to the last field as if it were made anew."""
     try:
-        rest = dict(data)
-        kind = _KINDS[rest.pop("kind")]
-        if "event" in rest:
-            rest["event"] = from_json(rest["event"])
-        if "events" in rest:
-            rest["events"] = tuple(from_json(part) for part in rest["events"])
-        return kind(**rest)
+        arguments = dict(data)
+        kind = _KINDS[arguments.pop("kind")]
+        if "event" in arguments:
+            arguments["event"] = from_json(arguments["event"])
+        if "events" in arguments:
+            arguments["events"] = tuple(from_json(part) for part in arguments["events"])
+        return kind(**arguments)
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise ArgumentError(f"data must describe an event, got {data!r} ({error!r})") from None
 
@@ -309,7 +309,7 @@ def _log_delta(u: float, mu: float) -> float:
 def few_kinds(parts: Mapping[Leaf, int]) -> Counter[Leaf]:
     """The same events, those that are nearly alike made equal to a slightly less private one.
 
-    So many rounds with a noise of their own, each, cost no more time than a hundred kinds.
+    Thousands of rounds, each with its own noise, then take no longer than a hundred kinds.
     """
     ratio, merged = 1.0, Counter(parts)
     while len(merged) > _MOST_KINDS and ratio < _MOST_RATIO:

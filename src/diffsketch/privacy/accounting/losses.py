@@ -46,17 +46,18 @@ _Parts: TypeAlias = Mapping[Leaf, int]
 _SMALL = 50  # margins in a delta, below which taking one off may cost more than Rényi's looseness
 _STEP = 0.02  # of the standard deviation of a round's loss: overstates epsilon by about 1e-4
 _COARSE_STEP = 0.05  # where many different events have to share the time
-_FEW = 10
-_MOST_POINTS = 10**5  # of one event
+_FEW = 10  # kinds of events that may each take a fine step
+# Points of a grid, for one event and for all: the size of the Fourier transforms.
+_MOST_POINTS = 10**5
 _MOST_COMPOSED = 10**6
-_MOST_ROUNDS = 10**6
+_MOST_ROUNDS = 10**6  # for which `distrust` is 4e-10, near the deltas that users ask for
 _LARGEST_LOSS = 300.0  # exponentials of more come near to overflow
 _LEAST_SPREAD = 1e-100  # squares of less vanish
 _TAIL = 10.0  # standard deviations beyond which dp-accounting's Gaussian tail counts as lost
 _QUANTILES = ndtri((np.arange(2000) + 0.5) / 2000)
 
 _WHOLE_ORDERS: _Array = np.array([*range(2, 64), 64, 80, 96, 128, 192, 256, 384, 512, 1024], float)
-_LEAST = 1e-15
+_LEAST = 1e-15  # of a divergence, as zero would mean perfect privacy
 _SLACK = 1e-13  # of the logarithm of a moment, where it is a sum of many terms
 
 
@@ -208,7 +209,7 @@ def _finest(parts: _Parts) -> float:
 
 
 def _widest(leaf: Leaf) -> float:
-    """About the largest loss on the grid."""
+    """Estimate the largest loss on the grid."""
     if isinstance(leaf, PoissonEvent):
         return _widest(leaf.event)
     if isinstance(leaf, GaussianEvent):
@@ -219,7 +220,7 @@ def _widest(leaf: Leaf) -> float:
 
 
 def _spread(leaf: Leaf) -> float:
-    """About the standard deviation of the loss; it decides how tight, not how sound we are."""
+    """Estimate the standard deviation of the loss: a bad one makes epsilon loose, never wrong."""
     if isinstance(leaf, GaussianEvent):
         return 1 / leaf.noise_multiplier
     bound = pure_bound(leaf)
@@ -257,7 +258,7 @@ def renyi_epsilon(parts: _Parts, delta: float) -> float:
 
 
 def _slope(leaf: Leaf) -> float:
-    """About the divergence of order `a`, over `a`; exact for Gaussian noise."""
+    """Estimate the divergence of order `a`, over `a`; exact for Gaussian noise."""
     if isinstance(leaf, PoissonEvent):
         return leaf.rate**2 * _slope(leaf.event)
     if isinstance(leaf, GaussianEvent):
@@ -275,9 +276,11 @@ def _curve(leaf: Leaf, orders: _Array) -> _Array:
         with np.errstate(all="ignore"):  # what overflows becomes infinite or NaN: no bound
             whole: _Array = RdpAccountant(_WHOLE_ORDERS).compose(as_dp_event(leaf)).rdp
             moments = (_WHOLE_ORDERS - 1) * np.maximum(whole, 0) + _SLACK
-            known = np.isfinite(moments)
-            orders_known = np.append(1.0, _WHOLE_ORDERS[known])
-            chord = np.interp(orders, orders_known, np.append(_SLACK, moments[known]), right=np.inf)
+            finite = np.isfinite(moments)
+            finite_orders = np.append(1.0, _WHOLE_ORDERS[finite])
+            chord = np.interp(
+                orders, finite_orders, np.append(_SLACK, moments[finite]), right=np.inf
+            )
         return np.asarray(np.minimum(chord / (orders - 1), orders * _slope(leaf.event)))
     # Randomised response is the worst of all that has this pure epsilon.
     bound = pure_bound(leaf)

@@ -129,17 +129,17 @@ class BinomialMechanism:
 
     @property
     def step(self) -> float:
-        """Between two levels."""
+        """Distance of two levels."""
         return 2 * self.limit / (self.levels - 1)
 
     @property
     def bits(self) -> int:
-        """Per number of a message, which is in `[0, levels + trials)`."""
+        """Bits of a cell of a message, which is in `[0, levels + trials)`."""
         return (self.levels + self.trials - 1).bit_length()
 
     @property
     def sum_bits(self) -> int:
-        """Per number of the secure sum of the cohort's messages, which then never wraps."""
+        """Bits of a cell of the secure sum of the cohort's messages, which then never wraps."""
         return (self.cohort * (self.levels + self.trials - 1)).bit_length()
 
     @property
@@ -214,13 +214,6 @@ class BinomialMechanism:
         levels = stochastic_round(places.clamp(0, self.levels - 1), noise)
         added = noise.binomial(tuple(levels.shape), self.trials)
         return (levels + added).to(vectors.device)
-
-    def decode(self, total: Tensor, count: int) -> Tensor:
-        """The mean (float64) of `count` messages from their sum."""
-        check_whole("count", count, least=1, most=self.cohort)
-        if total.dtype != torch.int64 or total.dim() < 1 or total.shape[-1] != self.dim:
-            raise MismatchError(f"expected int64 sums of {self.dim}, got {tuple(total.shape)}")
-        return self.centred(total, count) / count
 
 
 def _least_variance(shift: Shift, delta: float, dim: int) -> float:

@@ -132,7 +132,7 @@ def widest_step(curvature: float) -> float:
     >>> round(1 / widest_step(1 / 30.0**2), 4)
     29.9986
     """
-    if curvature <= 2.05:
+    if curvature <= 2.05:  # where the two bounds on `K` are equal, nearly
         # The smaller root of `w**2 - w**4 / 12 = kappa`, without cancellation.
         square = 2 * curvature / (1 + math.sqrt(1 - curvature / 3))
         return math.sqrt(square) * (1 + _ROUNDING)
@@ -204,13 +204,8 @@ class IntegerMechanism(ABC):
         check_whole("cohort", self.cohort, least=1)
         check_whole("bits", self.bits, least=1, most=MAX_BITS)
         check_whole("lost", self.lost, least=0)
-        requirement = "be below cohort, and 0 but for distributed trust"
-        check(
-            not self.lost or (self.shared and self.lost < self.cohort),
-            "lost",
-            requirement,
-            self.lost,
-        )
+        some_left = not self.lost or (self.shared and self.lost < self.cohort)
+        check(some_left, "lost", "be below cohort, and 0 but for distributed trust", self.lost)
         check(0 < self.rate <= 1, "rate", "be in (0, 1]", self.rate)
         check_positive("records", self.records)
         if self.rate != 1 or self.records != 1:  # of clients, methods say nothing of samples
@@ -375,7 +370,8 @@ class IntegerMechanism(ABC):
         quantizer = self.quantizer
         if not isinstance(quantizer, Quantizer):
             raise ArgumentError("granularity must be given where coordinates are rounded")
-        # Bisection of the logarithm: steps range over ten orders of magnitude.
+        # Bisection of the logarithm: steps range over ten orders of magnitude. At e**3 limits
+        # nothing is left but roundings; e**-20 is nearly the finest that a quantizer takes.
         limit = math.log(quantizer.bound.limit)
         fine, coarse, fitting = limit - 20, limit + 3, None
         for _ in range(_HALVINGS + 1):
@@ -451,10 +447,9 @@ class DiscreteGaussianMechanism(IntegerMechanism):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        need = f"give shares >= 1/2 (not {self._share:.3g})"
-        check(
-            not self.shared or self._share >= 0.5, "noise_multiplier", need, self.noise_multiplier
-        )
+        # As Kairouz et al.: sums of narrower shares are far from a discrete Gaussian.
+        requirement, wide = f"give shares >= 1/2 (not {self._share:.3g})", self._share >= 0.5
+        check(wide or not self.shared, "noise_multiplier", requirement, self.noise_multiplier)
 
     @cached_property
     def _share(self) -> float:

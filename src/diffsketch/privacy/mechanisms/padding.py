@@ -71,8 +71,8 @@ def factor(
 def is_factored(sketch: CountSketch, start: int, stop: int) -> bool:
     """Whether noise in the coordinates from `start` to `stop` is cheaper to draw by a factor of G.
 
-    By the sizes alone, for a cohort of ten, whoever takes part: a worker's noise must not depend
-    on how many others there are.
+    Decided by the sizes alone, for a cohort of ten: a worker's noise must not depend on how many
+    others there are.
     """
     rows, cells = sketch.rows, sketch.rows * sketch.cols
     padding = stop - start

@@ -18,8 +18,6 @@ from diffsketch.errors import ArgumentError
 from diffsketch.sketch.hashing import HashSeed, SketchLayout
 from diffsketch.sketch.kernels.estimators import Combine
 
-__all__ = ["INPUT_TYPES", "Kernels", "kernels_for", "new_result"]
-
 INPUT_TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 _HUGE = 1 << 22  # bytes from which on NumPy asks for huge pages

@@ -209,8 +209,8 @@ def _padded(table: Array, result_bytes: int, layout: SketchLayout) -> Array:
     if size * len(table) > max(spare, result_bytes // 125):
         return table
     # A pad longer than a row repeats it several times over.
-    whole, rest = divmod(pad, layout.cols)
-    return np.concatenate((table, *[table] * whole, table[..., :rest]), axis=-1)
+    repeats, remainder = divmod(pad, layout.cols)
+    return np.concatenate((table, *[table] * repeats, table[..., :remainder]), axis=-1)
 
 
 def _estimate(

@@ -92,7 +92,7 @@ def encode_short(task, tasks, vectors, out, lead, block, copies, width, codes, s
     made just before, as happens all the time in short rows, would have to wait for it.
     """
     (items, length), rows = vectors.shape, out.shape[1]
-    count, mask, whole = signs.shape[1], copies - 1, 0 if lead else length // block
+    count, mask, full = signs.shape[1], copies - 1, 0 if lead else length // block
     tables = scratch[: copies * rows * width].reshape(1, copies, rows, width)
     size, code_at = scratch.itemsize, address(codes)
     for item in range(items * task // tasks, items * (task + 1) // tasks):
@@ -101,11 +101,11 @@ def encode_short(task, tasks, vectors, out, lead, block, copies, width, codes, s
         call(
             add,
             (
-                address(scratch), begin, code_at, whole, block, address(signs), address(signs[1]),
+                address(scratch), begin, code_at, full, block, address(signs), address(signs[1]),
                 mask, rows * width, length * size,
             ),
         )  # fmt: skip
-        for k in range(whole, count):
+        for k in range(full, count):
             # The first block may begin before the vector, and the last one end after it.
             into = max(lead - k * block, 0)
             at = k * block - lead + into
@@ -125,10 +125,10 @@ def query_short(task, tasks, outs, tables, lead, block, width, codes, signs, com
     """
     (items, length), (rows, cols) = outs.shape, tables.shape[1:]
     count, lanes, border = signs.shape[1], 64 // scratch.itemsize, rows * width
-    whole = 0 if lead else max(0, (length - max(block, lanes)) // block + 1)
-    done, at, steps, phases = whole * block, address(codes), address(signs), address(signs[1])
-    cells, rest = address(scratch), address(scratch) + border * scratch.itemsize
-    after, more, further = at + whole * rows * 8, steps + whole * 4, phases + whole * 4
+    full = 0 if lead else max(0, (length - max(block, lanes)) // block + 1)
+    done, at, steps, phases = full * block, address(codes), address(signs), address(signs[1])
+    cells, last_place = address(scratch), address(scratch) + border * scratch.itemsize
+    after, more, further = at + full * rows * 8, steps + full * 4, phases + full * 4
     for item in range(items * task // tasks, items * (task + 1) // tasks):
         table, out = tables[item], outs[item]
         for j in range(rows):
@@ -137,8 +137,8 @@ def query_short(task, tasks, outs, tables, lead, block, width, codes, signs, com
             # Rows that repeat their start: a block that runs over the end reads on.
             for c in range(cols, width):
                 scratch[j * width + c] = scratch[j * width + c - cols]
-        call(combine, (address(out), cells, at, whole, block, steps, phases))
-        call(combine, (rest, cells, after, count - whole, block, more, further))
+        call(combine, (address(out), cells, at, full, block, steps, phases))
+        call(combine, (last_place, cells, after, count - full, block, more, further))
         for i in range(done, length):
             out[i] = scratch[border + lead + i - done]
 
@@ -162,25 +162,25 @@ def encode(
     first, stop = offset // chunk, offset + length
     chunks = (stop - 1) // chunk + 1 - first
     at, last = first + chunks * part // parts, first + chunks * (part + 1) // parts
-    whole = chunk == block and bands == 1 and width > cols  # no end of a row to go around
+    is_whole = chunk == block and bands == 1 and width > cols  # no end of a row to go around
     # As many blocks as are hashed at once, or as copies take turns on before they begin anew.
-    stretch = min(BATCH, max(1, _STRETCH // block)) * block if whole else BATCH * block
+    stretch = min(BATCH, max(1, _STRETCH // block)) * block if is_whole else BATCH * block
     at, last = max(at * chunk, offset), min(last * chunk, stop)
     source, base = item * length - offset, (item * parts + part) * copies * rows * width
     while at < last:
         end = min(last, at - at % stretch + stretch)
-        if whole and at % chunk:
+        if is_whole and at % chunk:
             end = min(end, at - at % chunk + chunk)  # a block that is there only in part, by itself
-        elif whole and end % chunk and end - at > chunk:
+        elif is_whole and end % chunk and end - at > chunk:
             end -= end % chunk
         hashed, count = at // block, (end - 1) // block + 1 - at // block
-        stride = width if whole else 0
+        stride = width if is_whole else 0
         hash_blocks(hashed, count, runs, cols, block, words, top, row_count, stride, codes, signs)
         turn = 0
         while at < end:
             k, into = at // block - hashed, at % block
             step = signs[0, k]
-            if whole:
+            if is_whole:
                 size = min(block - into, end - at)
                 to = base + ((turn & (copies - 1)) * rows + top) * width + into
                 phase = signs[1, k] + step * uint32(into)
@@ -223,18 +223,18 @@ def query(
     # Parts are cut at chunks, so that each is hashed by one task.
     c, last = first + chunks * (task % parts) // parts, first + chunks * (task % parts + 1) // parts
     places, cells, stop = scratch[0], scratch[1], min(length, last * chunk - offset)
-    hashed, known, step_at, phase_at = 0, 0, address(signs), address(signs[1])
+    hashed, hash_count, step_at, phase_at = 0, 0, address(signs), address(signs[1])
     while c < last:
         base = c * chunk
         b, into, begin = base // block, base % block, base - offset
-        if not hashed <= b < hashed + known:
-            hashed, known = b, min(BATCH, (last * chunk - 1) // block + 1 - b)
-            hash_blocks(b, known, runs, cols, block, words, 0, rows, width, codes, signs)
+        if not hashed <= b < hashed + hash_count:
+            hashed, hash_count = b, min(BATCH, (last * chunk - 1) // block + 1 - b)
+            hash_blocks(b, hash_count, runs, cols, block, words, 0, rows, width, codes, signs)
         k, to = b - hashed, address(out) + begin * size
         inside = begin >= 0 and begin + max(chunk, lanes) <= stop
         if chunk == block and width > cols and inside:
             # Short blocks, no borders and no end of a row to go around: no decisions to make.
-            run_of_blocks = min(known - k, (stop - begin - max(chunk, lanes)) // chunk + 1)
+            run_of_blocks = min(hash_count - k, (stop - begin - max(chunk, lanes)) // chunk + 1)
             at = address(codes) + k * rows * 8
             call(
                 combine,

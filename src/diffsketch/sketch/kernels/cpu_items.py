@@ -131,11 +131,11 @@ def query(
             begin, to = uint64((item * rows + j) * cols), uint64(j * PIECE)
             for k in range(uint64(piece.size)):
                 values[to + k] = table[begin + uint64(cells[k])]
-        whole = (piece.size + GROUP - 1) // GROUP * GROUP
+        padded = (piece.size + GROUP - 1) // GROUP * GROUP
         to_last, from_rows = address(last), address(values)
         call(
             combine,
-            (to_last, from_rows, address(rows_at), 1, whole, address(bits), address(bits[1])),
+            (to_last, from_rows, address(rows_at), 1, padded, address(bits), address(bits[1])),
         )
         outs[item, at : at + piece.size] = last[: piece.size]
         at += piece.size

@@ -136,14 +136,14 @@ def add_signed(typingctx, table, at, codes, first, rows, source, begin, count, s
         lanes = Lanes(builder, sig.args[0].dtype.bitwidth // 8)
         to, code_at, origin = (_data(context, builder, sig.args[k], args[k]) for k in (0, 2, 5))
         at, first, rows, begin, count, step, phase = args[1], *args[3:5], *args[6:]
-        each, whole = _long(lanes.count), builder.and_(count, _long(-lanes.count))
+        width, vectors = _long(lanes.count), builder.and_(count, _long(-lanes.count))
         jump = lanes.splat(builder.mul(step, ir.Constant(I32, lanes.count)))
         signs = cgutils.alloca_once(builder, lanes.words)
 
-        def add(value, place, flip, rest=None):
+        def add(value, place, flip, tail=None):
             cells = lanes.pointer(to, place)
             value = lanes.flip(value, flip)
-            lanes.store(builder.fadd(lanes.load(cells, rest), value), cells, rest)
+            lanes.store(builder.fadd(lanes.load(cells, tail), value), cells, tail)
 
         def each_row(emit):
             with cgutils.for_range(builder, rows) as row:
@@ -152,7 +152,7 @@ def add_signed(typingctx, table, at, codes, first, rows, source, begin, count, s
                 top = builder.shl(builder.trunc(code, I32), ir.Constant(I32, 31))
                 emit(builder.add(at, builder.ashr(code, _long(1))), top)
 
-        with builder.if_else(builder.icmp_signed("==", count, each)) as (single, several):
+        with builder.if_else(builder.icmp_signed("==", count, width)) as (single, several):
             with single:
                 value = lanes.load(lanes.pointer(origin, begin))
                 signed = lanes.flip(value, lanes.ramp(step, phase))
@@ -161,14 +161,14 @@ def add_signed(typingctx, table, at, codes, first, rows, source, begin, count, s
 
                 def add_all(place, top):
                     builder.store(lanes.ramp(step, builder.add(phase, top)), signs)
-                    with cgutils.for_range_slice(builder, _long(0), whole, each, I64) as (k, _):
+                    with cgutils.for_range_slice(builder, _long(0), vectors, width, I64) as (k, _):
                         value = lanes.load(lanes.pointer(origin, builder.add(begin, k)))
                         add(value, builder.add(place, k), builder.load(signs))
                         builder.store(builder.add(builder.load(signs), jump), signs)
-                    rest = builder.sub(count, whole)
-                    with builder.if_then(builder.icmp_signed(">", rest, _long(0)), likely=False):
-                        value = lanes.load(lanes.pointer(origin, builder.add(begin, whole)), rest)
-                        add(value, builder.add(place, whole), builder.load(signs), rest)
+                    tail = builder.sub(count, vectors)
+                    with builder.if_then(builder.icmp_signed(">", tail, _long(0)), likely=False):
+                        value = lanes.load(lanes.pointer(origin, builder.add(begin, vectors)), tail)
+                        add(value, builder.add(place, vectors), builder.load(signs), tail)
 
                 each_row(add_all)
         return context.get_dummy_value()
@@ -209,19 +209,19 @@ def flip_group(typingctx, values, at, source, begin, count, bits, first, bit):
         to, origin, words_at = (_data(context, builder, sig.args[k], args[k]) for k in (0, 2, 5))
         at, begin, count, first, bit = args[1], *args[3:5], *args[6:]
         shift = lanes.splat(builder.sub(ir.Constant(I32, 31), bit))
-        whole = builder.icmp_signed(">=", count, _long(GROUP))
+        complete = builder.icmp_signed(">=", count, _long(GROUP))
         for part in range(0, GROUP, lanes.count):
             more = _long(part)
             place = lanes.pointer(origin, builder.add(begin, more))
             lanes.prefetch(place, _long(_AHEAD))
-            with builder.if_else(whole, likely=True) as (all_there, part_there):
+            with builder.if_else(complete, likely=True) as (all_there, part_there):
                 with all_there:
                     full, here = lanes.load(place), builder.block
                 with part_there:
-                    rest, there = lanes.load(place, builder.sub(count, more)), builder.block
+                    partial, there = lanes.load(place, builder.sub(count, more)), builder.block
             value = builder.phi(lanes.real)
             value.add_incoming(full, here)
-            value.add_incoming(rest, there)
+            value.add_incoming(partial, there)
             words = lanes.load_words(words_at, builder.add(first, more))
             value = lanes.flip(value, builder.shl(words, shift))
             lanes.store(value, lanes.pointer(to, builder.add(at, more)))

@@ -126,13 +126,13 @@ def query(task, tables, outs, offset, parts, words, combine, places, bits, value
             begin = (item * rows + j) * cols
             _gather(first, count, j, cols, words, table, begin, cells, values, j * PIECE)
         # Estimates come in whole groups: the last ones go through scratch, lest they run over.
-        whole = (count + GROUP - 1) // GROUP * GROUP
-        to = address(out) + at * size if whole == count else address(last)
+        padded = (count + GROUP - 1) // GROUP * GROUP
+        to = address(out) + at * size if padded == count else address(last)
         call(
             combine,
-            (to, address(values), address(places), 1, whole, address(bits), address(bits[1])),
+            (to, address(values), address(places), 1, padded, address(bits), address(bits[1])),
         )
-        if whole != count:
+        if padded != count:
             for k in range(count):
                 out[at + k] = last[k]
         at += count

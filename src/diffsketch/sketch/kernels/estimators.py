@@ -13,8 +13,6 @@ from __future__ import annotations
 from functools import cache
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
-__all__ = ["COMBINES", "Combine", "Estimator", "Network", "estimator"]
-
 Combine: TypeAlias = Literal["median", "mean"]
 COMBINES: tuple[Combine, ...] = get_args(Combine)
 

@@ -52,6 +52,7 @@ _PARTS = 8  # partial tables that are added at a time
 _SPARE, _LEAST_SPARE = 0.0095, 1 << 22  # for partial tables: a share of the vectors, or bytes
 _SMALL_SORT = 9  # rows up to which a tile of the narrow query may be large
 _HERE = nullcontext()
+# From 3.3 on what a launch returns can be launched again as it is.
 _DIRECT = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 3)
 
 
@@ -67,7 +68,7 @@ class _Launch:
         constants: tuple[Any, ...], **options: Any,
     ) -> None:  # fmt: skip
         self.kernel, self.grid, self.options = kernel, (*grid, 1), options
-        self.rest = (*sizes, *constants)
+        self.arguments = (*sizes, *constants)
         self.runners: dict[tuple[bool, ...], Any] = {}
 
     def __call__(self, *tensors: Tensor, numbers: tuple[float, ...] = ()) -> None:
@@ -75,9 +76,9 @@ class _Launch:
         aligned = tuple([place % 16 == 0 for place in places])
         runner = self.runners.get(aligned)
         if runner is not None:
-            runner(*places, *numbers, *self.rest)
+            runner(*places, *numbers, *self.arguments)
             return
-        compiled = self.kernel[self.grid](*tensors, *numbers, *self.rest, **self.options)
+        compiled = self.kernel[self.grid](*tensors, *numbers, *self.arguments, **self.options)
         if _DIRECT:
             self.runners[aligned] = compiled[self.grid]
 
@@ -99,6 +100,7 @@ class _Case(NamedTuple):
     @property
     def index(self) -> tl.dtype:
         """Type that holds every coordinate."""
+        # Tiles reach beyond the last coordinate, by less than 1,024.
         return tl.int32 if self.layout.dim + self.layout.cols < (1 << 31) - 1024 else tl.int64
 
     @property
@@ -256,6 +258,7 @@ def _gather_plan(case: _Case) -> tuple[int, _Launch, _Launch]:
     is_wide = case.block >= _LONG_BLOCK and is_large
     if not is_wide:
         tile = min(_NARROW_TILE, triton.next_power_of_2(layout.cols))
+        # Smaller tiles until there are two programs for each of an H200's 132 processors.
         while tile > _NARROW_LEAST and triton.cdiv(layout.cols, tile) * layout.rows * items < 264:
             tile //= 2
         tiles = triton.cdiv(layout.cols, tile) * layout.rows
