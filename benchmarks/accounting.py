@@ -108,7 +108,10 @@ def compose(rounds: int, repeat: int) -> list[dict[str, Any]]:
 
 
 def peer(event: events.Event) -> float:
-    return float(PLDAccountant().compose(as_dp_event(event)).get_epsilon(DELTA))
+    accountant = PLDAccountant()
+    for leaf, count in events.leaves(event):
+        accountant.compose(as_dp_event(leaf), count)
+    return float(accountant.get_epsilon(DELTA))
 
 
 def exhaust(account: Account, claim: ProvenClaim, most: int) -> float:

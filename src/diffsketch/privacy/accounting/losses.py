@@ -30,13 +30,10 @@ from scipy.special import log_ndtr, ndtr, ndtri
 from diffsketch.errors import ArgumentError
 from diffsketch.privacy.accounting.events import (
     ApproximateEvent,
-    ComposedEvent,
-    Event,
     GaussianEvent,
     LaplaceEvent,
     Leaf,
     PoissonEvent,
-    RepeatedEvent,
     pure_bound,
 )
 
@@ -61,20 +58,16 @@ _LEAST = 1e-15  # of a divergence, as zero would mean perfect privacy
 _SLACK = 1e-13  # of the logarithm of a moment, where it is a sum of many terms
 
 
-def as_dp_event(event: Event) -> Any:
+def as_dp_event(leaf: Leaf) -> Any:
     """The same event for dp-accounting's own accountants, which know no approximate ones."""
-    match event:
+    match leaf:
         case GaussianEvent():
-            return dp_event.GaussianDpEvent(event.noise_multiplier)
+            return dp_event.GaussianDpEvent(leaf.noise_multiplier)
         case LaplaceEvent():
-            return dp_event.LaplaceDpEvent(event.noise_multiplier)
+            return dp_event.LaplaceDpEvent(leaf.noise_multiplier)
         case PoissonEvent():
-            return dp_event.PoissonSampledDpEvent(event.rate, as_dp_event(event.event))
-        case RepeatedEvent():
-            return dp_event.SelfComposedDpEvent(as_dp_event(event.event), event.count)
-        case ComposedEvent():
-            return dp_event.ComposedDpEvent([as_dp_event(part) for part in event.events])
-    raise ArgumentError(f"event must be known to dp-accounting, got {event}")
+            return dp_event.PoissonSampledDpEvent(leaf.rate, as_dp_event(leaf.event))
+    raise ArgumentError(f"leaf must be known to dp-accounting, got {leaf}")
 
 
 def epsilon_for(parts: _Parts, delta: float) -> float:
