@@ -52,6 +52,13 @@ def checked_probabilities(probabilities: Tensor) -> npt.NDArray[np.float64]:
     return flat
 
 
+def _is_some(name: str, value: float, most: int) -> bool:
+    """Whether a parameter is above 0; raises unless it is in `[0, 2**most]`."""
+    if not 0 <= value <= 2.0**most:
+        raise ArgumentError(f"{name} must be in [0, 2**{most}], got {name}={value!r}")
+    return value > 0
+
+
 class Noise(ABC):
     """A stream of random numbers that belongs to one message."""
 
@@ -77,18 +84,18 @@ class Noise(ABC):
 
     def discrete_gaussian(self, shape: tuple[int, ...], std: float) -> Tensor:
         """Integers `x` (int64) with probability proportional to `exp(-x**2 / (2 std**2))`."""
-        check(0 <= std <= MAX_SCALE, "std", "be in [0, 2**50]", std)
-        return self._of(ExponentialLaw(float(std), 2) if std else None, shape)
+        law = ExponentialLaw(float(std), 2) if _is_some("std", std, 50) else None
+        return self._of(law, shape)
 
     def discrete_laplace(self, shape: tuple[int, ...], scale: float) -> Tensor:
         """Integers `x` (int64) with probability proportional to `exp(-abs(x) / scale)`."""
-        check(0 <= scale <= MAX_SCALE, "scale", "be in [0, 2**50]", scale)
-        return self._of(ExponentialLaw(float(scale), 1) if scale else None, shape)
+        law = ExponentialLaw(float(scale), 1) if _is_some("scale", scale, 50) else None
+        return self._of(law, shape)
 
     def skellam(self, shape: tuple[int, ...], variance: float) -> Tensor:
         """Differences (int64) of two Poisson numbers that have `variance / 2` each."""
-        check(0 <= variance <= MAX_SCALE**2, "variance", "be in [0, 2**100]", variance)
-        return self._of(SkellamLaw(float(variance)) if variance else None, shape)
+        law = SkellamLaw(float(variance)) if _is_some("variance", variance, 100) else None
+        return self._of(law, shape)
 
     def binomial(self, shape: tuple[int, ...], trials: int) -> Tensor:
         """Heads (int64) among `trials` fair coins."""
