@@ -126,12 +126,16 @@ def test_refusals_by_chance_are_as_rare_as_stated(name: str) -> None:
     assert beyond(norms, small) > DRAWS / 2
 
 
-@pytest.mark.parametrize("multiplier", [0.5, 4.0])  # the clips count most, or the noise
+@pytest.mark.parametrize(
+    ("kind", "multiplier"), [(SketchSkellam, 0.5), (SketchGaussian, 4.0)]
+)  # the clips count most, or the noise
 @pytest.mark.parametrize("trust", [Trust.DISTRIBUTED, Trust.LOCAL])
-def test_sums_of_a_cohort(trust: Trust, multiplier: float) -> None:
+def test_sums_of_a_cohort(
+    kind: type[SketchGaussian | SketchSkellam], trust: Trust, multiplier: float
+) -> None:
     """All at the clip, in the same direction; a bound for an eighth of them is too small."""
     cohort, rounds = 8, 400
-    method = SketchSkellam(
+    method = kind(
         DIM, 2, 20, clip=1.0, noise_multiplier=multiplier, cohort=cohort, trust=trust,
         granularity=0.01,
     )  # fmt: skip
