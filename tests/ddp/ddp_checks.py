@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import runpy
 import warnings
 from collections.abc import Callable
@@ -239,11 +240,12 @@ def resumed(rank: int) -> Tensor:
         steps(whole, optimizer, rank, range(6))
         half, state, optimizer = make()
         steps(half, optimizer, rank, range(3))
-        kept = half.module.state_dict(), state.state_dict(), optimizer.state_dict()
+        # A copy: optimizers go on with the tensors that they are given.
+        kept = half.module.state_dict(), state.state_dict(), copy.deepcopy(optimizer.state_dict())
         for with_hook in (False, True):
             again, state, optimizer = make()
             again.module.load_state_dict(kept[0])
-            optimizer.load_state_dict(kept[2])
+            optimizer.load_state_dict(copy.deepcopy(kept[2]))
             if with_hook:
                 state.load_state_dict(kept[1])
             steps(again, optimizer, rank, range(3, 6))

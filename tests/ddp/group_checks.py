@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from diffsketch.ddp.collectives import FRAMES_AGAIN, FRAMES_EXACT
 from diffsketch.ddp.group import GroupMean
 from diffsketch.methods import (
     DiffSketch,
@@ -286,7 +287,7 @@ def few_bits(rank: int) -> Any:
     assert not torch.equal(expected[0], expected[1])
     # Two parts of 15 cells: with the size, 16 of 4 bits make two words on the way there, and there
     # are two for the report; on the way back there is one for the limit. Each rank keeps a part.
-    assert whole.bytes_per_round == (4 * (2 + 2 + 2 + 1), 4 * (2 + 2 + 2 + 1))
+    assert whole.bytes_per_round == (4 * (2 + 2 + 2 + 1) + FRAMES_AGAIN,) * 2
     assert 0.3 < (whole.method.round_clip or 0) < 30
     assert whole.saturated is not None
     assert 0 <= int(whole.saturated) <= 3
@@ -355,7 +356,8 @@ def scaled(rank: int) -> None:
         by_scale = mean_of(LOCAL, scaler=Scale(1024.0)).mean(1024 * vector_of(rank))
     torch.testing.assert_close(by_scale, 1024 * plain)
     apart = mean_of(LOCAL, scaler=Scale(2.0**rank))
-    assert apart.bytes_per_round.sent == 4 * (8 // 2 + 2 * WORLD)  # two cells to a word, two ways
+    # Two cells to a word, two ways.
+    assert apart.bytes_per_round.sent == 4 * (8 // 2 + 2 * WORLD) + FRAMES_EXACT
     text = "MismatchError: all ranks must have the same seed"
     assert_fails(lambda: apart.mean(vector_of(rank)), text)
 

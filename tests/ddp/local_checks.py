@@ -20,6 +20,7 @@ from diffsketch.ddp import (
     own_gradients,
     same_weights,
 )
+from diffsketch.ddp.collectives import FRAMES_AGAIN
 from diffsketch.methods import PlainSketch
 from diffsketch.privacy import Budget
 from tests.ddp.processes import (
@@ -191,7 +192,9 @@ def sketched(rank: int) -> None:
     assert norm.running_mean[0] == rank
     dense = 4 * local._weights.dim
     sent, received = local.bytes_per_exchange  # of two ranks, a ring would send each number once
-    assert 0.8 * dense / 8 < sent == received <= dense / 8
+    # Frames are more than the promise for so few weights, of which half is for cells all the same.
+    assert 0.8 * dense / 16 < sent - FRAMES_AGAIN <= dense / 16
+    assert sent == received
     assert texts == [
         f"a step sends {sent / 3:.0f} bytes and receives {sent / 3:.0f}: "
         f"{3 * dense / sent:.3g} times less than gradients in float32 in every step"

@@ -311,13 +311,15 @@ class GroupMean(SavedByState):
         scale: float = 1.0,
     ) -> tuple[RankReport, Callable[[], tuple[Tensor, Reports]]]:  # fmt: skip
         """Send a round's message, and a report of all that ranks compare."""
-        clip, fingerprint = self.method.round_clip, seed.fingerprint.hex()
-        compared = f"{_PROTOCOL} {self._text} {clip!r} {fingerprint} {scale!r} {layout}"
+        # The key was compared when ranks started.
+        compared = f"{_PROTOCOL} {self._text} {self.method.round_clip!r} {scale!r} {layout}"
         report = RankReport.of(index, digest_of(compared), status)
         # Roundings of the sum at this rank: other ones than those of any rank's message.
-        noise = rounding_noise(self._key, worker=self.world + self.rank, round_index=index)
-        send = self.transport.send
-        return report, send(message, report, method=self.method, seed=seed, noise=noise)
+        worker = self.world + self.rank
+        noise = partial(rounding_noise, self._key, worker=worker, round_index=index)
+        return report, self.transport.send(
+            message, report, method=self.method, seed=seed, rounding=noise
+        )
 
     def _decoded(
         self, total: Tensor, seed: HashSeed, *, count: int, out: Tensor | None = None

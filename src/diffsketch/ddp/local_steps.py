@@ -528,9 +528,10 @@ class LocalSteps(SavedByState):
     def _begin(self, fragment: _Fragment) -> None:
         """Send the change of a fragment."""
         fragment.at = self.steps
-        with Caught() as caught:  # raised with the result: other ranks of the machine wait
+        try:
             fragment.wait = self._send(fragment)
-        fragment.failure = caught.error
+        except Exception as error:  # raised with the result: other ranks of the machine wait
+            fragment.failure = error
 
     def _send(self, fragment: _Fragment) -> Callable[[], Tensor] | None:
         """Send the change of a fragment, and return the function that waits for the mean."""
@@ -557,9 +558,10 @@ class LocalSteps(SavedByState):
         """Wait for the result of an exchange that is under way."""
         wait, fragment.wait = fragment.wait, None
         if wait is not None:
-            with Caught() as caught:
+            try:
                 fragment.mean_change = wait()
-            fragment.failure = caught.error
+            except Exception as error:
+                fragment.failure = error
 
     def _apply(self, fragment: _Fragment) -> None:
         """Make the outer step of a fragment whose exchange is due."""

@@ -199,7 +199,7 @@ class StoreGroup(Transport):
 
     def send(
         self, message: Tensor, report: RankReport, *, method: Method, seed: HashSeed,
-        noise: Noise,  # noqa: ARG002 (whoever sums must get the bits of all others)
+        rounding: Callable[[], Noise],  # noqa: ARG002 (all who sum must get the same bits)
     ) -> Callable[[], tuple[Tensor, Reports]]:  # fmt: skip
         """Leave a message in the store, and then the report, which makes the rank present."""
         index, store = report.round_index, self.store
@@ -232,7 +232,7 @@ class StoreGroup(Transport):
         """
         return Traffic(method.wire_bytes, method.total_format.sum_bytes)
 
-    def share(self, method: Method) -> float:
+    def share(self, method: Method, *, framed: bool = True) -> float:  # noqa: ARG002
         """Share of a vector in float32 that the longer of the two has: the sum."""
         return max(self.round_bytes(method)) / (4 * method.dim)
 
