@@ -40,12 +40,12 @@ from diffsketch.ddp import LocalSteps, same_weights, sketch_hook, sketch_state
 INSIDE = "DIFFSKETCH_WIRE_BYTES"  # set in the namespace
 EVERY, WARM = 15, 2
 HOOKS: dict[str, tuple[str, dict[str, Any]]] = {
-    "hook": ("sketch", {}), "hook-4-bits": ("sketch", {"bits": 4}),
+    "hook": ("sketch", {}), "hook-2-bits": ("sketch", {"bits": 2}),
     "gaussian": ("sketch-gaussian", {"clip": 1.0, "noise_multiplier": 4.0}),
 }  # fmt: skip
 TEXTS = {
     "ddp": "DDP, no hook", "fp16": "DDP, fp16_compress_hook", "powersgd-4": "DDP, PowerSGD, rank 4",
-    "hook": "sketch, compression=50", "hook-4-bits": "sketch, compression=50, bits=4",
+    "hook": "sketch, compression=50", "hook-2-bits": "sketch, compression=50, bits=2",
     "gaussian": "sketch-gaussian, compression=50",
     "local": "LocalSteps(every=15, compression=32)",
 }  # fmt: skip
@@ -143,7 +143,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if INSIDE not in os.environ:
         command = ["unshare", "-n", sys.executable, "-m", "benchmarks.wire_bytes"]
         rest = list(arguments) if arguments is not None else sys.argv[1:]
-        environ = os.environ | {INSIDE: "1", "NUMBA_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        environ = os.environ | {
+            INSIDE: "1", "NUMBA_NUM_THREADS": "1", "OMP_NUM_THREADS": "1",
+            "TORCH_CPP_LOG_LEVEL": "ERROR",  # it looks for names of hosts, and warns
+        }  # fmt: skip
         done = subprocess.run([*command, *rest], env=environ, check=False)  # noqa: S603
         raise SystemExit(done.returncode)
     bring_up_loopback()

@@ -265,7 +265,7 @@ def backward_of(model: DistributedDataParallel, state: HookState, rank: int) -> 
 def changed_later(rank: int) -> None:
     """Parameters that are frozen, or no longer, between the hook's state and DDP."""
     for frozen, text in (
-        (False, "MismatchError: DDP has no gradients of side.weight, s"),
+        (False, "MismatchError: DDP has no gradient of side.weight, and of 2 p"),
         (True, "MismatchError: a parameter of the shape (20"),
     ):
         module = make_model()

@@ -203,15 +203,12 @@ class GroupMean(SavedByState):
             self._text = str(method)  # compared in every round, and formatted once
             feedback = self._feedback
             memory = "False" if feedback is None else f"immediate={feedback.immediate!r}"
+            fingerprint = f"one with the fingerprint {key.seed(0).fingerprint.hex()}"
             compared = {
-                "protocol": str(_PROTOCOL),
-                "method": self._text,
-                "key": f"one with the fingerprint {key.seed(0).fingerprint.hex()}",
-                "error_feedback": memory,
-                "budget": str(budget),
-                "trusted_group": str(trusted_group),
-                "scaler": "None" if scaler is None else "one",
-            }
+                "protocol": str(_PROTOCOL), "method": self._text, "key": fingerprint,
+                "error_feedback": memory, "budget": str(budget),
+                "trusted_group": str(trusted_group), "scaler": str(scaler is not None),
+            }  # fmt: skip
         self._account.begin_series(self.agree(compared, failure=caught.error))
 
     @property
@@ -380,12 +377,10 @@ class GroupMean(SavedByState):
         see `account_file`.
         """
         state: dict[str, Any] = {
-            "settings": self._settings(),
-            "round_index": self._round_index,
-            "clip": self.method.round_clip or 0.0,
-            "limit_agreed": self._limit_agreed,
+            "settings": self._settings(), "round_index": self._round_index,
+            "clip": self.method.round_clip or 0.0, "limit_agreed": self._limit_agreed,
             "account": self._account.to_text(),
-        }
+        }  # fmt: skip
         if self._feedback is not None and self._feedback.memory is not None:
             state["memory"] = self._feedback.memory.clone()
         if not self.transport.in_step:  # ranks of a store may load each other's states
@@ -414,7 +409,7 @@ class GroupMean(SavedByState):
             ArgumentError: The state is of another rank of a store, which does not know what this
                 one has sent, and there is no `account_file` that does.
         """
-        settings: dict[str, str] = {}
+        compared: dict[str, str] = {}
         others = isinstance(state, Mapping) and state.get("rank", self.rank) != self.rank
         with Caught() as caught:
             if failure is not None:
@@ -429,8 +424,7 @@ class GroupMean(SavedByState):
             account = Account.from_text(state["account"])
             if not others or account.party == self._account.party or not state["in_file"]:
                 self._account.merge(account)
-            settings = {"round_index": str(int(state["round_index"]))}
-        compared = settings if caught.error is None else {}
+            compared = {"round_index": str(int(state["round_index"]))}
         self.agree(compared, failure=caught.error, doing="load its state")
         self._round_index = int(state["round_index"])
         self.method = self._first.at_clip(state["clip"]) if state["clip"] else self._first
