@@ -91,6 +91,12 @@ class Traffic(NamedTuple):
     received: float
 
 
+def log_bytes(traffic: Traffic, times: float) -> None:
+    """Log what a step sends and receives, and how many times less that is than plain DDP's."""
+    text = "a step sends %.0f bytes and receives %.0f: %.3g times less than plain DDP"
+    LOGGER.info(text, *traffic, times)
+
+
 Reports: TypeAlias = dict[int, RankReport | None]
 """Reports by rank, of the messages that are in a sum; None where a report cannot be understood."""
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from diffsketch.ddp.agreement import LOGGER, Caught, SavedByState, Traffic, Transport
+from diffsketch.ddp.agreement import LOGGER, Caught, SavedByState, Traffic, Transport, log_bytes
 from diffsketch.ddp.collectives import fail_together, transport_of
 from diffsketch.ddp.group import GroupMean, Scaler, all_reduce_mean
 from diffsketch.ddp.weights import check_floating, named_digest, sharded_kinds, trained
@@ -197,11 +197,10 @@ class HookState(SavedByState):
         check_averaged(model)
         self._model = weakref.ref(model)  # the model has the state already
         self._parameters = trained(model)
-        self._names = {id(parameter): name for name, parameter in self._parameters.items()}
-        self._places: dict[int, slice] = {}
+        self._places: dict[int, tuple[str, slice]] = {}
         end = 0
-        for parameter in self._parameters.values():
-            self._places[id(parameter)] = slice(end, end + parameter.numel())
+        for name, parameter in self._parameters.items():
+            self._places[id(parameter)] = name, slice(end, end + parameter.numel())
             end += parameter.numel()
         dim = self.mean.method.dim
         if end != dim:
@@ -339,7 +338,7 @@ class HookState(SavedByState):
 
     def _gathered(self, pending: Sequence[_Pending]) -> tuple[Tensor, list[tuple[Tensor, slice]]]:
         """Copy the gradients to one vector, and return it with the place of each."""
-        device, missing = pending[0][1].device, dict(self._names)
+        device, missing = pending[0][1].device, dict(self._places)
         if self._vector is None or self._vector.device != device:
             self._vector = torch.zeros(self.mean.method.dim, device=device)
         # The vector is used again in every step, so all of its places must be written anew.
@@ -348,18 +347,18 @@ class HookState(SavedByState):
             if buffer.layout != torch.strided:
                 raise ArgumentError(f"gradients must be dense, got a {buffer.layout} tensor")
             for parameter, gradient in parts:
-                if missing.pop(id(parameter), None) is None:
+                if id(parameter) not in missing:
                     raise MismatchError(
                         f"a parameter of the shape {tuple(parameter.shape)} was not trained when "
                         "the hook's state was made: make a new state, and wrap the module anew"
                     )
-                places.append((gradient, self._places[id(parameter)]))
-                self._vector[places[-1][1]].copy_(gradient.reshape(-1))
-        if missing:
+                _, place = missing.pop(id(parameter))
+                places.append((gradient, place))
+                self._vector[place].copy_(gradient.reshape(-1))
+        for name, _ in missing.values():
             raise MismatchError(
-                f"DDP has no gradient of {next(iter(missing.values()))}, and of {len(missing)} "
-                "parameters in all: the hook's state is of another model, or was made before "
-                "parameters were frozen"
+                f"DDP has no gradient of {name}, and of {len(missing)} parameters in all: the "
+                "hook's state is of another model, or was made before parameters were frozen"
             )
         return self._vector, places
 
@@ -446,11 +445,8 @@ def sketch_state(
         chosen, key=secret, group=group, error_feedback=error_feedback, immediate=immediate,
         budget=budget, trusted_group=trusted_group, scaler=scaler, account_file=account_file,
     )  # fmt: skip
-    state, sent = HookState(model, mean), mean.bytes_per_round
-    LOGGER.info(
-        "a step sends %.0f bytes and receives %.0f: %.3g times less than gradients in float32",
-        *sent, 1 / mean.transport.share(chosen),
-    )  # fmt: skip
+    state = HookState(model, mean)
+    log_bytes(state.bytes_per_step, 1 / mean.transport.share(chosen))
     return state
 
 

@@ -34,6 +34,7 @@ from diffsketch.ddp.agreement import (
     Transport,
     check_state,
     device_of,
+    log_bytes,
 )
 from diffsketch.ddp.collectives import GroupTransport, fail_together, transport_of
 from diffsketch.ddp.group import GroupMean
@@ -268,10 +269,7 @@ class LocalSteps(SavedByState):
         ]  # fmt: skip
         if means:
             shares = [transport.share(part.method) * part.method.dim for part in means]
-            LOGGER.info(
-                "a step sends %.0f bytes and receives %.0f: %.3g times less than gradients in "
-                "float32 in every step", *self.bytes_per_step, every * sum(dims) / sum(shares),
-            )  # fmt: skip
+            log_bytes(self.bytes_per_step, every * sum(dims) / sum(shares))
 
     @property
     def bytes_per_exchange(self) -> Traffic:
@@ -309,8 +307,11 @@ class LocalSteps(SavedByState):
             BudgetExceeded: The exchange would cost too much. Nothing was sent.
             MismatchError: Ranks disagree, or another one failed. All ranks raise.
         """
-        over = "not follow finish with a StoreGroup (make another LocalSteps over an empty store)"
-        check(not self._finished, "step", over, self.steps + 1)
+        if self._finished:
+            raise ArgumentError(
+                f"step must not follow finish with a StoreGroup, got step {self.steps + 1}: make "
+                "another LocalSteps over an empty store"
+            )
         self.steps += 1
         self._since += 1
         with torch.no_grad():
