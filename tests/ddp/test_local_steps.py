@@ -113,7 +113,7 @@ def test_no_step_follows_the_end() -> None:
     local = LocalSteps(make_model(), every=2, seed=1, group=group)
     local.step()
     local.finish()
-    with pytest.raises(ArgumentError, match="step must not follow finish with a StoreGroup "):
+    with pytest.raises(ArgumentError, match="step must not follow finish with a StoreGroup, got "):
         local.step()
     assert local.steps == 1
 

@@ -62,8 +62,13 @@ def test_where_frames_outweigh_the_promise_half_of_it_is_for_cells() -> None:
 @pytest.mark.slow  # processes are started
 def test_a_device_counts_what_the_state_says(tmp_path: Path) -> None:
     """With 4 ranks, in a network namespace; frames alone are 2.6%, so that 1% would miss them."""
-    unshare = shutil.which("unshare")
-    if unshare is None or subprocess.run([unshare, "-n", "true"], check=False).returncode:  # noqa: S603
+    unshare, no_probes = shutil.which("unshare"), "echo 0 > /proc/sys/net/ipv4/tcp_early_retrans"
+    if (
+        unshare is None
+        or subprocess.run(  # noqa: S603
+            [unshare, "-n", "sh", "-c", no_probes], check=False, capture_output=True
+        ).returncode
+    ):
         pytest.skip("only where network namespaces can be made")
     file = tmp_path / "bytes.json"
     command = f"-m benchmarks.wire_bytes --ranks 4 --ways hook --json {file}"
