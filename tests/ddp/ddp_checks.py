@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
-import runpy
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,11 +35,11 @@ from tests.ddp.processes import (
     assert_voids,
     error_of,
     everyone,
+    example_learns,
     logged,
 )
 from tests.helpers.silent import silence
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "ddp.py"
 STEPS = 5
 SMALL = 0.002  # megabytes: several buckets
 SKETCH: dict[str, Any] = {
@@ -111,7 +109,7 @@ def side_used(rank: int, step: int) -> bool:
 def trained(
     rank: int, *, options: dict[str, Any] | None = None, ddp: dict[str, Any] | None = None,
     hook: bool = True, dtype: torch.dtype = torch.float32, accumulate: int = 1, side: bool = False,
-    clip: float | None = None, guard: bool = False,
+    guard: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Train with DDP, and count the buckets of the last step; in a guard there are none."""
     model = DistributedDataParallel(make_model(dtype), **(ddp or {}))
@@ -134,15 +132,13 @@ def trained(
             last = state.guard() if guard else nullcontext()
             with last if part == accumulate - 1 else model.no_sync():
                 loss_of(model, rank, 10 * step + part, side=use).backward()  # type: ignore[no-untyped-call]
-        if clip is not None:
-            nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
     return {"weights": weights_of(model), "buckets": len(counted)}
 
 
 def by_hand(
     rank: int, *, dtype: torch.dtype = torch.float32, accumulate: int = 1, side: bool = False,
-    clip: float | None = None, method: str = "sketch",
+    method: str = "sketch",
 ) -> Tensor:  # fmt: skip
     """The same without DDP: `all_reduce_mean` of the gradients."""
     model = make_model(dtype)
@@ -167,8 +163,6 @@ def by_hand(
             # DDP leaves alone what no rank has used.
             skip = name.startswith("side") and not any(used)
             parameter.grad = None if skip else gradient
-        if clip is not None:
-            nn.utils.clip_grad_norm_(parameters, clip)
         optimizer.step()
     return weights_of(model)
 
@@ -190,7 +184,6 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
          "guard": True},
         {"accumulate": 3},
     ),
-    "clipping": ({"ddp": {"bucket_cap_mb": SMALL}, "clip": 0.1}, {"clip": 0.1}),
     "float16": (
         {"ddp": {"bucket_cap_mb": SMALL}, "dtype": torch.float16}, {"dtype": torch.float16},
     ),
@@ -433,23 +426,16 @@ def subgroup(rank: int) -> None:
     assert state.mean.method.message_format.shape == (2, 50)
 
 
-def example(rank: int) -> float:
-    """The example learns with fewer steps and a fixed seed."""
-    del rank
-    accuracy: float = runpy.run_path(str(EXAMPLE), run_name="example")["train"](60)
-    assert accuracy > 0.6  # guessing has 0.1
-    return accuracy
-
-
 CHECKS: Checks = {
     **{f"variant {name}": partial(variant, name) for name in VARIANTS},
     **{
         check.__name__: check
         for check in (
             resumed, changed_later, of_rank_0, failing, guarded, different_weights, not_finite,
-            interrupted, subgroup, example,
+            interrupted, subgroup,
         )
     },
+    "example": partial(example_learns, "ddp.py"),
 }  # fmt: skip
 
 

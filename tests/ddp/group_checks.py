@@ -31,6 +31,7 @@ from paper.repaired import ProvenDiffSketch
 from tests.ddp.processes import (
     WORLD,
     Checks,
+    Scale,
     assert_fails,
     assert_voids,
     error_of,
@@ -339,14 +340,6 @@ def limits(rank: int) -> float | None:
     rounds_of(adaptive, rank, 8)
     assert adaptive.method.round_clip != 1e-3  # it moves, whatever the noise
     return adaptive.method.round_clip
-
-
-class Scale:
-    def __init__(self, value: float) -> None:
-        self.value = value
-
-    def get_scale(self) -> float:
-        return self.value
 
 
 def scaled(rank: int) -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import io
 import logging
-import runpy
 import warnings
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,11 +27,11 @@ from tests.ddp.processes import (
     assert_voids,
     error_of,
     everyone,
+    example_learns,
     logged,
     same,
 )
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "local_steps.py"
 NONE: dict[str, Any] = {"method": "none"}
 SKETCH: dict[str, Any] = {"compression": 8}
 PROVEN: dict[str, Any] = {
@@ -510,23 +508,16 @@ def replaced(rank: int) -> Tensor:
     return moved(model, local, rank, range(2))[-1]
 
 
-def example(rank: int) -> float:
-    """The example learns with fewer steps and a fixed seed; processes begin with other weights."""
-    torch.manual_seed(rank)
-    accuracy: float = runpy.run_path(str(EXAMPLE), run_name="example")["train"](60)
-    assert accuracy > 0.6  # guessing has 0.1
-    return accuracy
-
-
 CHECKS: Checks = {
     **{f"schedule {name}": partial(schedule, name) for name in SCHEDULES},
     **{
         check.__name__: check
         for check in (
             sketched, bfloat16, resumed, finished, apart, not_finite, refused, wrapped, guarded,
-            overlapping, zeros, replaced, example,
+            overlapping, zeros, replaced,
         )
     },
+    "example": partial(example_learns, "local_steps.py"),
 }  # fmt: skip
 
 

@@ -49,7 +49,8 @@ _SHARE_WORDS = 4  # words of 64 bits that each rank adds to a common key
 # fewer settings to compare, and a gather of two sizes would hang.
 _MOST_SETTINGS = 15
 # Headers and acknowledgements of gloo and TCP: bytes for each other rank, in a round whose sums are
-# rounded again and in an all-reduce. `python -m benchmarks.wire_bytes` counts them.
+# rounded again and in an all-reduce. `python -m benchmarks.wire_bytes` counts them. Other backends
+# are taken to add as much.
 FRAMES_AGAIN, FRAMES_EXACT = 1_100, 1_400
 
 

@@ -30,7 +30,7 @@ from diffsketch.ddp.agreement import (
 )
 from diffsketch.ddp.collectives import transport_of
 from diffsketch.ddp.weights import check_disjoint, local_part, sharded_kinds
-from diffsketch.errors import ArgumentError, MismatchError, check
+from diffsketch.errors import ArgumentError, MismatchError, check, check_type
 from diffsketch.methods.base import Method, check_out
 from diffsketch.methods.feedback import ErrorFeedback
 from diffsketch.methods.gate import (
@@ -181,10 +181,9 @@ class GroupMean(SavedByState):
         self._saturation, self.present = SaturationWatch(), True
         compared: dict[str, str] = {}
         with Caught() as caught:
-            for name, value, kind in (("method", method, Method), ("key", key, SketchKey)):
-                if not isinstance(value, kind):
-                    got = type(value).__name__
-                    raise ArgumentError(f"{name} must be a {kind.__name__}, got {got}")
+            check_type("method", method, Method)
+            if not isinstance(key, SketchKey):  # its type alone: it may be a secret all the same
+                raise ArgumentError(f"key must be a SketchKey, got {type(key).__name__}")
             is_bool = isinstance(error_feedback, bool)
             check(is_bool, "error_feedback", "be True or False", error_feedback)
             cohort, needed = method.most_messages, f"be {self.world}, the number of ranks"

@@ -212,7 +212,7 @@ class HookState(SavedByState):
 
     @property
     def bytes_per_step(self) -> Traffic:
-        """Bytes that this rank sends and receives in a step."""
+        """Bytes that this rank sends and receives in a step, as a network device counts them."""
         return self.mean.bytes_per_round
 
     @property
