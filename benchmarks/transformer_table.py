@@ -176,8 +176,8 @@ def write_table(results: Sequence[Mapping[str, Any]], options: argparse.Namespac
         raise SystemExit(f"{options.out} must have runs of {params} with {missing} workers")
     shown, tables = [BEGIN], []
     for number, (workers, rows) in enumerate(settings.items()):
-        if number == 0:
-            shown += ["", *short_table(rows, workers), "", *goals(rows)]
+        table_of_all = short_table(rows, workers) if number == 0 else [f"With {workers} workers:"]
+        shown += ["", *table_of_all, "", *goals(rows)]
         tables += ["", *table(rows, workers), "", *goals(rows)]
     before, _, rest = PAGE.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)

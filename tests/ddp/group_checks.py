@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from diffsketch.ddp.collectives import FRAMES_AGAIN, FRAMES_EXACT
 from diffsketch.ddp.group import GroupMean
 from diffsketch.methods import (
     DiffSketch,
@@ -30,6 +31,7 @@ from paper.repaired import ProvenDiffSketch
 from tests.ddp.processes import (
     WORLD,
     Checks,
+    Scale,
     assert_fails,
     assert_voids,
     error_of,
@@ -286,7 +288,7 @@ def few_bits(rank: int) -> Any:
     assert not torch.equal(expected[0], expected[1])
     # Two parts of 15 cells: with the size, 16 of 4 bits make two words on the way there, and there
     # are two for the report; on the way back there is one for the limit. Each rank keeps a part.
-    assert whole.bytes_per_round == (4 * (2 + 2 + 2 + 1), 4 * (2 + 2 + 2 + 1))
+    assert whole.bytes_per_round == (4 * (2 + 2 + 2 + 1) + FRAMES_AGAIN,) * 2
     assert 0.3 < (whole.method.round_clip or 0) < 30
     assert whole.saturated is not None
     assert 0 <= int(whole.saturated) <= 3
@@ -340,14 +342,6 @@ def limits(rank: int) -> float | None:
     return adaptive.method.round_clip
 
 
-class Scale:
-    def __init__(self, value: float) -> None:
-        self.value = value
-
-    def get_scale(self) -> float:
-        return self.value
-
-
 def scaled(rank: int) -> None:
     """A scaler changes neither clips nor noise."""
     with silence():
@@ -355,7 +349,8 @@ def scaled(rank: int) -> None:
         by_scale = mean_of(LOCAL, scaler=Scale(1024.0)).mean(1024 * vector_of(rank))
     torch.testing.assert_close(by_scale, 1024 * plain)
     apart = mean_of(LOCAL, scaler=Scale(2.0**rank))
-    assert apart.bytes_per_round.sent == 4 * (8 // 2 + 2 * WORLD)  # two cells to a word, two ways
+    # Two cells to a word, two ways.
+    assert apart.bytes_per_round.sent == 4 * (8 // 2 + 2 * WORLD) + FRAMES_EXACT
     text = "MismatchError: all ranks must have the same seed"
     assert_fails(lambda: apart.mean(vector_of(rank)), text)
 

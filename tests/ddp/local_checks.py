@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import io
 import logging
-import runpy
 import warnings
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +18,7 @@ from diffsketch.ddp import (
     own_gradients,
     same_weights,
 )
+from diffsketch.ddp.collectives import FRAMES_AGAIN
 from diffsketch.methods import PlainSketch
 from diffsketch.privacy import Budget
 from tests.ddp.processes import (
@@ -28,11 +27,11 @@ from tests.ddp.processes import (
     assert_voids,
     error_of,
     everyone,
+    example_learns,
     logged,
     same,
 )
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "local_steps.py"
 NONE: dict[str, Any] = {"method": "none"}
 SKETCH: dict[str, Any] = {"compression": 8}
 PROVEN: dict[str, Any] = {
@@ -191,10 +190,12 @@ def sketched(rank: int) -> None:
     assert norm.running_mean[0] == rank
     dense = 4 * local._weights.dim
     sent, received = local.bytes_per_exchange  # of two ranks, a ring would send each number once
-    assert 0.8 * dense / 8 < sent == received <= dense / 8
+    # Frames are more than the promise for so few weights, of which half is for cells all the same.
+    assert 0.8 * dense / 16 < sent - FRAMES_AGAIN <= dense / 16
+    assert sent == received
     assert texts == [
         f"a step sends {sent / 3:.0f} bytes and receives {sent / 3:.0f}: "
-        f"{3 * dense / sent:.3g} times less than gradients in float32 in every step"
+        f"{3 * dense / sent:.3g} times less than plain DDP"
     ]
     assert local.bytes_per_step == (sent / 3, received / 3)
     assert str(local.claim).startswith("No claim")
@@ -377,7 +378,6 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
         {"model": lambda: DistributedDataParallel(make_model())},
         "model must not be averaged or sharded over the ranks of group, got rank",
     ),
-    ({"seed": None}, "seed or key must be given, and not both"),
     ({"delay": 3}, "delay must be in 0..2, got delay=3"),
     ({"fragments": 4}, "fragments must be in 1..3, got fragments=4"),
     (
@@ -388,10 +388,8 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
         {"model": lambda: nn.Linear(2, 2, dtype=torch.complex64)},
         "parameters must be of real floating types, got weight of type torch.complex64",
     ),
-    ({"cols": 3}, "compression or cols must be given, and not both"),
     ({"method": PlainSketch(5, 1, 2), "compression": None}, "the method must have dim=208"),
-    ({"method": PlainSketch(5, 1, 2)}, "settings must not be given with a method that has its own"),
-    ({"method": "none"}, "compression is for methods with tables, got method='none'"),
+    # What `sketch_state` refuses as well is in test_ddp.py.
     *(({name: "x"}, f"{name} must be {needed}, got {name}='x'") for name, needed in {
         "every": "an int", "seed": "an int", "outer_lr": "a number > 0 and finite",
         "outer_momentum": "in [0, 1)", "compression": "a number > 0 and finite",
@@ -510,23 +508,16 @@ def replaced(rank: int) -> Tensor:
     return moved(model, local, rank, range(2))[-1]
 
 
-def example(rank: int) -> float:
-    """The example learns with fewer steps and a fixed seed; processes begin with other weights."""
-    torch.manual_seed(rank)
-    accuracy: float = runpy.run_path(str(EXAMPLE), run_name="example")["train"](60)
-    assert accuracy > 0.6  # guessing has 0.1
-    return accuracy
-
-
 CHECKS: Checks = {
     **{f"schedule {name}": partial(schedule, name) for name in SCHEDULES},
     **{
         check.__name__: check
         for check in (
             sketched, bfloat16, resumed, finished, apart, not_finite, refused, wrapped, guarded,
-            overlapping, zeros, replaced, example,
+            overlapping, zeros, replaced,
         )
     },
+    "example": partial(example_learns, "local_steps.py"),
 }  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from diffsketch.ddp import GroupMean, StoreGroup, all_reduce_mean, sketch_state
 from diffsketch.ddp.agreement import RankReport, RankStatus
-from diffsketch.ddp.collectives import transport_of
+from diffsketch.ddp.collectives import FRAMES_AGAIN, FRAMES_EXACT, transport_of
 from diffsketch.methods import PlainSketch, Uncompressed
 from diffsketch.methods.gate import rounding_noise
 from diffsketch.privacy import CohortNoise, NoiseKey
@@ -79,7 +79,7 @@ def machines(mesh: DeviceMesh, rank: int) -> list[Tensor]:
         if make is replicated:
             assert (local.bytes_per_exchange.sent > 0) == (rank % 2 == 0)
         elif options is plain:
-            assert local.bytes_per_exchange.sent == 4 * dim + 16
+            assert local.bytes_per_exchange.sent == 4 * dim + 16 + FRAMES_EXACT
         state = local.state_dict()
         train(model, local, rank, range(7, 10))
         local.load_state_dict(state)
@@ -327,12 +327,12 @@ def summed_again(rank: int) -> None:
             mean = torch.zeros(messages.shape[1])
             for index in range(rounds):
                 report = RankReport.of(index, 0, RankStatus.FINE)
-                draws = rounding_noise(key, worker=4 + rank, round_index=index)
+                draws = partial(rounding_noise, key, worker=4 + rank, round_index=index)
                 total, _ = transport.send(
-                    messages[rank], report, method=method, seed=key.seed(0), noise=draws
+                    messages[rank], report, method=method, seed=key.seed(0), rounding=draws
                 )()
                 mean += total / rounds
-        assert sum(sent) * 3 / 4 == rounds * transport.round_bytes(method).sent
+        assert sum(sent) * 3 / 4 == rounds * (transport.round_bytes(method).sent - 3 * FRAMES_AGAIN)
         exact = messages.long().sum(0)
         assert torch.equal(mean[cols:].round(), exact[cols:].float())
         # In steps of the messages; those of cells below 4 bits are half a step up.

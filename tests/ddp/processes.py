@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import runpy
 import tempfile
 import time
 import traceback
@@ -118,6 +119,25 @@ def logged(level: int = logging.WARNING) -> Iterator[list[str]]:
     finally:
         logger.removeHandler(handler)
         logger.setLevel(before)
+
+
+class Scale:
+    """A scaler without overflows to follow."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def get_scale(self) -> float:
+        return self.value
+
+
+def example_learns(name: str, rank: int) -> float:
+    """An example learns with fewer steps; processes begin with other weights."""
+    torch.manual_seed(rank)
+    path = Path(__file__).parents[2] / "examples" / name
+    accuracy: float = runpy.run_path(str(path), run_name="example")["train"](60)
+    assert accuracy > 0.6  # guessing has 0.1
+    return accuracy
 
 
 def error_of(call: Callable[[], Any]) -> str:

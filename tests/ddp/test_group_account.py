@@ -39,7 +39,7 @@ from diffsketch.privacy.accounting import account as accounting
 from diffsketch.privacy.accounting.account import Account
 from diffsketch.privacy.accounting.budget import BudgetExceeded
 from diffsketch.sketch import SketchKey
-from tests.ddp.processes import alone
+from tests.ddp.processes import Scale, alone
 
 DIM, KEY, BUDGET = 40, SketchKey.from_integer(3), Budget(8.0, 1e-5)
 METHOD = SketchGaussian(DIM, 1, 8, clip=1.0, noise_multiplier=2.0)
@@ -393,15 +393,6 @@ def test_an_account_counts_without_a_budget_or_a_proof(method: Any, tmp_path: Pa
         assert mean.epsilon(1e-5).rounds == 2 * (life + 1)
 
 
-class Scale:
-    """A scaler without overflows to follow."""
-
-    value = 64.0
-
-    def get_scale(self) -> float:
-        return self.value
-
-
 def test_a_scaler_that_follows_overflows_is_refused_where_none_is_seen() -> None:
     scaler = torch.amp.GradScaler("cpu")
     GroupMean(SKETCH, key=KEY, scaler=scaler)
@@ -412,7 +403,7 @@ def test_a_scaler_that_follows_overflows_is_refused_where_none_is_seen() -> None
 
 def test_a_scale_stays_where_the_claim_is_proven() -> None:
     for method in (METHOD, SKETCH):
-        scale = Scale()
+        scale = Scale(64.0)
         mean = GroupMean(method, key=KEY, scaler=scale)
         rounds_of(mean, 2)
         scale.value = 32.0

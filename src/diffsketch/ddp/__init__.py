@@ -7,15 +7,6 @@ from diffsketch.ddp.silos import SiloSteps
 from diffsketch.ddp.store import StoreGroup, StoreMean
 
 __all__ = [
-    "GroupMean",
-    "HookState",
-    "LocalSteps",
-    "SiloSteps",
-    "StoreGroup",
-    "StoreMean",
-    "all_reduce_mean",
-    "own_gradients",
-    "same_weights",
-    "sketch_hook",
-    "sketch_state",
-]
+    "GroupMean", "HookState", "LocalSteps", "SiloSteps", "StoreGroup", "StoreMean",
+    "all_reduce_mean", "own_gradients", "same_weights", "sketch_hook", "sketch_state",
+]  # fmt: skip

@@ -91,6 +91,12 @@ class Traffic(NamedTuple):
     received: float
 
 
+def log_bytes(traffic: Traffic, times: float) -> None:
+    """Log what a step sends and receives, and how many times less that is than plain DDP's."""
+    text = "a step sends %.0f bytes and receives %.0f: %.3g times less than plain DDP"
+    LOGGER.info(text, *traffic, times)
+
+
 Reports: TypeAlias = dict[int, RankReport | None]
 """Reports by rank, of the messages that are in a sum; None where a report cannot be understood."""
 
@@ -252,13 +258,14 @@ class Transport(ABC):
 
     @abstractmethod
     def send(
-        self, message: Tensor, report: RankReport, *, method: Method, seed: HashSeed, noise: Noise
-    ) -> Callable[[], tuple[Tensor, Reports]]:
+        self, message: Tensor, report: RankReport, *, method: Method, seed: HashSeed,
+        rounding: Callable[[], Noise],
+    ) -> Callable[[], tuple[Tensor, Reports]]:  # fmt: skip
         """Send a round's message and report.
 
         The function that is returned waits for the sum of the messages, and for the reports of the
-        ranks whose messages are in it. Where the sum is rounded again, this rank's share of it
-        draws from `noise`, which is of this rank and round alone.
+        ranks whose messages are in it. Where the sum is rounded again, `rounding` makes the noise
+        for this rank's share of it: of this rank and round alone.
         """
 
     def advance(self) -> None:  # noqa: B027 (most rounds are one step)
@@ -269,8 +276,11 @@ class Transport(ABC):
         """Bytes that a rank sends and receives in a round."""
 
     @abstractmethod
-    def share(self, method: Method) -> float:
-        """Share of the bytes of a mean in float32 that a round takes, either way."""
+    def share(self, method: Method, *, framed: bool = True) -> float:
+        """Share of the bytes of a mean in float32 that a round takes, either way.
+
+        `framed` counts what the transport adds to each message as well.
+        """
 
 
 def name_ranks(numbers: Sequence[int]) -> str:

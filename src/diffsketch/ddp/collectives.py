@@ -48,6 +48,10 @@ _SHARE_WORDS = 4  # words of 64 bits that each rank adds to a common key
 # Settings that ranks compare, at most. Every rank sends this number of words: a rank that fails has
 # fewer settings to compare, and a gather of two sizes would hang.
 _MOST_SETTINGS = 15
+# Headers and acknowledgements of gloo and TCP: bytes for each other rank, in a round whose sums are
+# rounded again and in an all-reduce. `python -m benchmarks.wire_bytes` counts them. Other backends
+# are taken to add as much.
+FRAMES_AGAIN, FRAMES_EXACT = 1_100, 1_400
 
 
 @dataclass(frozen=True)
@@ -173,7 +177,7 @@ class GroupTransport(Transport):
 
     def parts(self, method: Method) -> Parts | None:
         """The parts of a table whose sum is rounded again; None where the sum is exact."""
-        if not (isinstance(method, RoundedTables) and method.rounds_sums and self.world > 1):
+        if self.world == 1 or not (isinstance(method, RoundedTables) and method.rounds_sums):
             return None
         assert method.grid is not None  # noqa: S101 (for the type checker)
         return Parts(method.grid, math.prod(method.encoder.shape), self.world)
@@ -192,13 +196,14 @@ class GroupTransport(Transport):
         return kind, None
 
     def send(
-        self, message: Tensor, report: RankReport, *, method: Method, seed: HashSeed, noise: Noise  # noqa: ARG002
+        self, message: Tensor, report: RankReport, *, method: Method, seed: HashSeed,  # noqa: ARG002
+        rounding: Callable[[], Noise],
     ) -> Callable[[], tuple[Tensor, Reports]]:  # fmt: skip
         """Begin the round's first collective, after the second ones of all rounds before it."""
         self.advance()
         parts = self.parts(method)
         if parts is not None:
-            return self._exchange(parts, message, report, noise)
+            return self._exchange(parts, message, report, rounding)
         return self._all_reduce(message, report, *self.sums(method))
 
     def advance(self) -> None:
@@ -231,7 +236,7 @@ class GroupTransport(Transport):
         return wait
 
     def _exchange(
-        self, parts: Parts, message: Tensor, report: RankReport, noise: Noise
+        self, parts: Parts, message: Tensor, report: RankReport, rounding: Callable[[], Noise]
     ) -> Callable[[], tuple[Tensor, Reports]]:
         """Send every rank its part of the message; sum this rank's part, and round the sum again.
 
@@ -258,7 +263,7 @@ class GroupTransport(Transport):
             cells = parts.unpacked(received[:, CELLS_PER_RANK:], parts.length + grid.size_cells)
             total = cells.sum(0)
             sizes.append(total[parts.length :])
-            levels, limit = grid.again(total[: parts.length] + middle, noise.words((1, 2)))
+            levels, limit = grid.again(total[: parts.length] + middle, rounding().words((1, 2)))
             own = torch.cat([limit.view(1).view(torch.int32), parts.packing.pack(levels)])
             # Newer versions of PyTorch have another name for it.
             gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -280,21 +285,25 @@ class GroupTransport(Transport):
 
     def round_bytes(self, method: Method) -> Traffic:
         """Bytes that a rank sends, and receives: without its own part, which stays where it is."""
-        each = self._payload(method) * (self.world - 1) / self.world
+        payload, frames = self._payload(method)
+        each = (payload / self.world + frames) * (self.world - 1)
         return Traffic(each, each)
 
-    def share(self, method: Method) -> float:
+    def share(self, method: Method, *, framed: bool = True) -> float:
         """Share of what a ring sends for a mean in float32: nearly each number twice."""
-        return self._payload(method) / (8 * method.dim)
+        payload, frames = self._payload(method)
+        if framed and self.world > 1:
+            payload += frames * self.world
+        return payload / (8 * method.dim)
 
-    def _payload(self, method: Method) -> int:
-        """Bytes of a round, both ways, of a rank that also sends to itself."""
+    def _payload(self, method: Method) -> tuple[int, int]:
+        """Bytes of a round, both ways, of a rank that also sends to itself; and of frames."""
         parts = self.parts(method)
         if parts is not None:
-            return parts.bytes * self.world
+            return parts.bytes * self.world, FRAMES_AGAIN
         (kind, packing), cells = self.sums(method), method.total_format.cell_count
         words = cells if packing is None else packing.words(cells)
-        return 2 * (words + CELLS_PER_RANK * self.world) * kind.itemsize
+        return 2 * (words + CELLS_PER_RANK * self.world) * kind.itemsize, FRAMES_EXACT
 
 
 def transport_of(group: dist.ProcessGroup | Transport | None) -> Transport:

@@ -30,7 +30,7 @@ from diffsketch.ddp.agreement import (
 )
 from diffsketch.ddp.collectives import transport_of
 from diffsketch.ddp.weights import check_disjoint, local_part, sharded_kinds
-from diffsketch.errors import ArgumentError, MismatchError, check
+from diffsketch.errors import ArgumentError, MismatchError, check, check_type
 from diffsketch.methods.base import Method, check_out, is_finite
 from diffsketch.methods.feedback import ErrorFeedback
 from diffsketch.methods.gate import (
@@ -180,10 +180,9 @@ class GroupMean(SavedByState):
         self._saturation, self.present = SaturationWatch(), True
         compared: dict[str, str] = {}
         with Caught() as caught:
-            for name, value, kind in (("method", method, Method), ("key", key, SketchKey)):
-                if not isinstance(value, kind):
-                    got = type(value).__name__
-                    raise ArgumentError(f"{name} must be a {kind.__name__}, got {got}")
+            check_type("method", method, Method)
+            if not isinstance(key, SketchKey):  # its type alone: it may be a secret all the same
+                raise ArgumentError(f"key must be a SketchKey, got {type(key).__name__}")
             is_bool = isinstance(error_feedback, bool)
             check(is_bool, "error_feedback", "be True or False", error_feedback)
             cohort, needed = method.most_messages, f"be {self.world}, the number of ranks"
@@ -202,15 +201,12 @@ class GroupMean(SavedByState):
             self._text = str(method)  # compared in every round, and formatted once
             feedback = self._feedback
             memory = "False" if feedback is None else f"immediate={feedback.immediate!r}"
+            fingerprint = f"one with the fingerprint {key.seed(0).fingerprint.hex()}"
             compared = {
-                "protocol": str(_PROTOCOL),
-                "method": self._text,
-                "key": f"one with the fingerprint {key.seed(0).fingerprint.hex()}",
-                "error_feedback": memory,
-                "budget": str(budget),
-                "trusted_group": str(trusted_group),
-                "scaler": "None" if scaler is None else "one",
-            }
+                "protocol": str(_PROTOCOL), "method": self._text, "key": fingerprint,
+                "error_feedback": memory, "budget": str(budget),
+                "trusted_group": str(trusted_group), "scaler": str(scaler is not None),
+            }  # fmt: skip
         self._account.begin_series(self.agree(compared, failure=caught.error))
 
     @property
@@ -310,13 +306,15 @@ class GroupMean(SavedByState):
         scale: float = 1.0,
     ) -> tuple[RankReport, Callable[[], tuple[Tensor, Reports]]]:  # fmt: skip
         """Send a round's message, and a report of all that ranks compare."""
-        clip, fingerprint = self.method.round_clip, seed.fingerprint.hex()
-        compared = f"{_PROTOCOL} {self._text} {clip!r} {fingerprint} {scale!r} {layout}"
+        # The key was compared when ranks started.
+        compared = f"{_PROTOCOL} {self._text} {self.method.round_clip!r} {scale!r} {layout}"
         report = RankReport.of(index, digest_of(compared), status)
         # Roundings of the sum at this rank: other ones than those of any rank's message.
-        noise = rounding_noise(self._key, worker=self.world + self.rank, round_index=index)
-        send = self.transport.send
-        return report, send(message, report, method=self.method, seed=seed, noise=noise)
+        worker = self.world + self.rank
+        noise = partial(rounding_noise, self._key, worker=worker, round_index=index)
+        return report, self.transport.send(
+            message, report, method=self.method, seed=seed, rounding=noise
+        )
 
     def _decoded(
         self, total: Tensor, seed: HashSeed, *, count: int, out: Tensor | None = None
@@ -377,12 +375,10 @@ class GroupMean(SavedByState):
         see `account_file`.
         """
         state: dict[str, Any] = {
-            "settings": self._settings(),
-            "round_index": self._round_index,
-            "clip": self.method.round_clip or 0.0,
-            "limit_agreed": self._limit_agreed,
+            "settings": self._settings(), "round_index": self._round_index,
+            "clip": self.method.round_clip or 0.0, "limit_agreed": self._limit_agreed,
             "account": self._account.to_text(),
-        }
+        }  # fmt: skip
         if self._feedback is not None and self._feedback.memory is not None:
             state["memory"] = self._feedback.memory.clone()
         if not self.transport.in_step:  # ranks of a store may load each other's states
@@ -411,7 +407,7 @@ class GroupMean(SavedByState):
             ArgumentError: The state is of another rank of a store, which does not know what this
                 one has sent, and there is no `account_file` that does.
         """
-        settings: dict[str, str] = {}
+        compared: dict[str, str] = {}
         others = isinstance(state, Mapping) and state.get("rank", self.rank) != self.rank
         with Caught() as caught:
             if failure is not None:
@@ -426,8 +422,7 @@ class GroupMean(SavedByState):
             account = Account.from_text(state["account"])
             if not others or account.party == self._account.party or not state["in_file"]:
                 self._account.merge(account)
-            settings = {"round_index": str(int(state["round_index"]))}
-        compared = settings if caught.error is None else {}
+            compared = {"round_index": str(int(state["round_index"]))}
         self.agree(compared, failure=caught.error, doing="load its state")
         self._round_index = int(state["round_index"])
         self.method = self._first.at_clip(state["clip"]) if state["clip"] else self._first

@@ -15,13 +15,7 @@ from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from diffsketch.ddp.agreement import (
-    LOGGER,
-    Caught,
-    SavedByState,
-    Traffic,
-    Transport,
-)
+from diffsketch.ddp.agreement import LOGGER, Caught, SavedByState, Traffic, Transport, log_bytes
 from diffsketch.ddp.collectives import fail_together, transport_of
 from diffsketch.ddp.group import GroupMean, Scaler, all_reduce_mean
 from diffsketch.ddp.weights import check_floating, named_digest, sharded_kinds, trained
@@ -35,8 +29,6 @@ from diffsketch.sketch.hashing import SketchKey
 _Pending: TypeAlias = tuple[Future[Tensor], Tensor, list[tuple[Tensor, Tensor]]]
 
 Module = TypeVar("Module", bound=nn.Module)
-
-_NAMED = 3  # parameters that an error lists
 
 _SHORT = 1.05  # times: by so much a compression may be missed before there is a warning
 
@@ -205,11 +197,10 @@ class HookState(SavedByState):
         check_averaged(model)
         self._model = weakref.ref(model)  # the model has the state already
         self._parameters = trained(model)
-        self._names = {id(parameter): name for name, parameter in self._parameters.items()}
-        self._places: dict[int, slice] = {}
+        self._places: dict[int, tuple[str, slice]] = {}
         end = 0
-        for parameter in self._parameters.values():
-            self._places[id(parameter)] = slice(end, end + parameter.numel())
+        for name, parameter in self._parameters.items():
+            self._places[id(parameter)] = name, slice(end, end + parameter.numel())
             end += parameter.numel()
         dim = self.mean.method.dim
         if end != dim:
@@ -221,7 +212,7 @@ class HookState(SavedByState):
 
     @property
     def bytes_per_step(self) -> Traffic:
-        """Bytes that this rank sends and receives in a step."""
+        """Bytes that this rank sends and receives in a step, as a network device counts them."""
         return self.mean.bytes_per_round
 
     @property
@@ -245,13 +236,9 @@ class HookState(SavedByState):
                 another rank cannot load its own. All ranks raise, and none has loaded anything
                 but into its account.
         """
-        failure = None
-        if isinstance(state, Mapping) and state.get("layout") != self._layout:
-            failure = MismatchError(
-                "the state must be of a model with the same parameters, in their order, shapes and "
-                "types, but they have changed"
-            )
-        self.mean.load_state_dict(state, failure=failure)
+        other = isinstance(state, Mapping) and state.get("layout") != self._layout
+        text = "the state must be of a model with the same parameters, but theirs have changed"
+        self.mean.load_state_dict(state, failure=MismatchError(text) if other else None)
 
     def take(self, bucket: Any) -> Future[Tensor]:
         """Take a bucket of the step; with the last one, all are averaged."""
@@ -260,8 +247,8 @@ class HookState(SavedByState):
         buffer, parts = bucket.buffer(), []
         if buffer.layout == torch.strided:
             parts = [*zip(bucket.parameters(), bucket.gradients(), strict=True)]
-        self._pending.append((_future_of(buffer), buffer, parts))
-        future = self._pending[-1][0]
+        future = _future_of(buffer)
+        self._pending.append((future, buffer, parts))
         if bucket.is_last():
             self._finish()
         return future
@@ -351,7 +338,7 @@ class HookState(SavedByState):
 
     def _gathered(self, pending: Sequence[_Pending]) -> tuple[Tensor, list[tuple[Tensor, slice]]]:
         """Copy the gradients to one vector, and return it with the place of each."""
-        device, missing = pending[0][1].device, dict(self._names)
+        device, missing = pending[0][1].device, dict(self._places)
         if self._vector is None or self._vector.device != device:
             self._vector = torch.zeros(self.mean.method.dim, device=device)
         # The vector is used again in every step, so all of its places must be written anew.
@@ -360,19 +347,18 @@ class HookState(SavedByState):
             if buffer.layout != torch.strided:
                 raise ArgumentError(f"gradients must be dense, got a {buffer.layout} tensor")
             for parameter, gradient in parts:
-                if missing.pop(id(parameter), None) is None:
+                if id(parameter) not in missing:
                     raise MismatchError(
                         f"a parameter of the shape {tuple(parameter.shape)} was not trained when "
                         "the hook's state was made: make a new state, and wrap the module anew"
                     )
-                places.append((gradient, self._places[id(parameter)]))
-                self._vector[places[-1][1]].copy_(gradient.reshape(-1))
-        if missing:
-            names = list(missing.values())
-            more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+                _, place = missing.pop(id(parameter))
+                places.append((gradient, place))
+                self._vector[place].copy_(gradient.reshape(-1))
+        for name, _ in missing.values():
             raise MismatchError(
-                f"DDP has no gradients of {', '.join(names[:_NAMED])}{more}: the hook's state is "
-                "of another model, or was made before parameters were frozen"
+                f"DDP has no gradient of {name}, and of {len(missing)} parameters in all: the "
+                "hook's state is of another model, or was made before parameters were frozen"
             )
         return self._vector, places
 
@@ -429,9 +415,9 @@ def sketch_state(
         method: A name of `diffsketch.methods.METHODS`, or a method.
         seed: A number that the hashes follow from; the same on all ranks, and no secret.
         key: Or a secret that they follow from.
-        compression: Bytes of the gradient as float32 over the bytes of the cells, in place of
-            `cols`; with one row, unless `rows` is given, and for the bare sketch with cells of 4
-            bits, unless `bits` is given.
+        compression: How many times fewer bytes a step sends than plain DDP, in place of `cols`;
+            with one row, unless `rows` is given, and for the bare sketch with cells of 4 bits,
+            unless `bits` is given.
         group: The processes; DDP's own if not given, or all of them.
         error_feedback: As in `GroupMean`. For plain SGD with large steps; with Adam it was measured
             to raise the loss, as what is fed back is many steps late (`docs/guides/ddp.md`).
@@ -459,11 +445,8 @@ def sketch_state(
         chosen, key=secret, group=group, error_feedback=error_feedback, immediate=immediate,
         budget=budget, trusted_group=trusted_group, scaler=scaler, account_file=account_file,
     )  # fmt: skip
-    state, sent = HookState(model, mean), mean.bytes_per_round
-    LOGGER.info(
-        "a step sends %.0f bytes and receives %.0f: %.3g times less than gradients in float32",
-        *sent, 1 / mean.transport.share(chosen),
-    )  # fmt: skip
+    state = HookState(model, mean)
+    log_bytes(state.bytes_per_step, 1 / mean.transport.share(chosen))
     return state
 
 
@@ -493,7 +476,7 @@ def method_from(
     if compression is None:
         return build_method(method, dim=dim, cohort=to.world, settings=settings)
     chosen = compressed(method, settings, compression, dim=dim, to=to)
-    if (reached := 1 / to.share(chosen)) < compression / _SHORT:
+    if (reached := 1 / to.share(chosen, framed=False)) < compression / _SHORT:
         warnings.warn(
             f"compression={compression:g} leaves too few of {4 * dim:,} bytes for cells beside "
             f"what {to.world} ranks send for control: it is {reached:.0f}x, with one cell or more "
@@ -508,8 +491,9 @@ def compressed(
 ) -> Method:
     """Build the method with the most columns with which a round has that share of the bytes.
 
-    All that a round sends counts: bits of sums, words that are not full, reports. So what is
-    promised is what a device counts, at any number of ranks.
+    All that a round sends counts: bits of sums, words that are not full, reports, frames. So what
+    is promised is what a device counts, at any number of ranks. Only where frames would take more
+    than half of so few bytes, the other half is for cells all the same.
     """
     if "cols" not in settings_of(name):
         raise ArgumentError(f"compression is for methods with tables, got method={name!r}")
@@ -517,7 +501,8 @@ def compressed(
         raise ArgumentError("compression or cols must be given, and not both")
     check_between("compression", compression, 1, 32 * dim)
     settings = {"rows": 1, **settings}
-    if name == "sketch" and "bits" not in settings:  # 4 bits have 10% more error than 32
+    if name == "sketch" and "bits" not in settings:
+        # 4 bits have 10% more error than 32, and no bias. Fewer cut the cells that stand out.
         settings["bits"] = next((bits for bits in (4, 8, 16) if compression >= 32 / bits), 32)
 
     def sized(cols: int) -> Method:
@@ -527,7 +512,8 @@ def compressed(
     fits, over = 1, dim + 1
     while over - fits > 1:
         middle = (fits + over) // 2
-        if to.share(sized(middle)) * compression <= 1:
+        method = sized(middle)
+        if compression * min(to.share(method), 2 * to.share(method, framed=False)) <= 1:
             fits = middle
         else:
             over = middle

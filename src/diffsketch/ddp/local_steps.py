@@ -34,6 +34,7 @@ from diffsketch.ddp.agreement import (
     Transport,
     check_state,
     device_of,
+    log_bytes,
 )
 from diffsketch.ddp.collectives import GroupTransport, fail_together, transport_of
 from diffsketch.ddp.group import GroupMean
@@ -192,7 +193,11 @@ class LocalSteps(SavedByState):
         self.steps, self._since, self._behind, self._finished = 0, 0, False, False
         self._loaded, self._warned = False, False
         self._every, self._delay = every, delay
-        self._outer_lr, self._outer_momentum = outer_lr, outer_momentum
+        # Compared with other ranks, and with the states that are loaded.
+        self._compared = {
+            "every": repr(every), "delay": repr(delay), "fragments": repr(fragments),
+            "outer_lr": repr(outer_lr), "outer_momentum": repr(outer_momentum),
+        }  # fmt: skip
         transport: Any = None
         self._in_step = True  # whether all ranks make the same exchanges: not so with a store
         self._inside: list[dist.ProcessGroup] = []
@@ -263,10 +268,7 @@ class LocalSteps(SavedByState):
         ]  # fmt: skip
         if means:
             shares = [transport.share(part.method) * part.method.dim for part in means]
-            LOGGER.info(
-                "a step sends %.0f bytes and receives %.0f: %.3g times less than gradients in "
-                "float32 in every step", *self.bytes_per_step, every * sum(dims) / sum(shares),
-            )  # fmt: skip
+            log_bytes(self.bytes_per_step, every * sum(dims) / sum(shares))
 
     @property
     def bytes_per_exchange(self) -> Traffic:
@@ -275,7 +277,8 @@ class LocalSteps(SavedByState):
         0 where another rank of the machine sends.
         """
         rounds = [mean.bytes_per_round for mean in self.means]
-        return Traffic(sum(one.sent for one in rounds), sum(one.received for one in rounds))
+        return Traffic(sum(traffic.sent for traffic in rounds),
+                       sum(traffic.received for traffic in rounds))  # fmt: skip
 
     @property
     def bytes_per_step(self) -> Traffic:
@@ -305,15 +308,22 @@ class LocalSteps(SavedByState):
         """
         if self._finished:
             raise ArgumentError(
-                f"step must not follow finish with a StoreGroup, got step {self.steps + 1}: the "
-                "run is over for all ranks; make another LocalSteps over an empty store"
+                f"step must not follow finish with a StoreGroup, got step {self.steps + 1}: make "
+                "another LocalSteps over an empty store"
             )
         self.steps += 1
         self._since += 1
         with torch.no_grad():
             if not self._in_step:
+                mean: Any = self._fragments[0].mean
                 self._apply_rounds(self._rounds(due=self._since >= self._every))
-                self._warn_if_over()
+                if mean is not None and mean.over and not self._warned:
+                    self._warned = True
+                    warnings.warn(
+                        f"step {self.steps}: the run is over, as enough ranks have finished; this "
+                        "rank's steps are sent to nobody, and finish() takes them back",
+                        stacklevel=2,
+                    )
                 return
             for fragment in self._fragments:
                 if fragment.at is not None and fragment.at + self._delay == self.steps:
@@ -325,16 +335,6 @@ class LocalSteps(SavedByState):
                     self._begin(fragment)
                     if not self._delay:
                         self._apply(fragment)
-
-    def _warn_if_over(self) -> None:
-        mean: Any = self._fragments[0].mean
-        if mean is not None and mean.over and not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"step {self.steps}: the run is over, as enough ranks have finished; this rank's "
-                "steps are sent to nobody, and finish() takes them back",
-                stacklevel=3,
-            )
 
     @contextmanager
     def guard(self) -> Iterator[None]:
@@ -379,10 +379,11 @@ class LocalSteps(SavedByState):
         """
         if self._finished:
             return
+        mean: Any = self._fragments[0].mean
         with torch.no_grad():
             if not self._in_step:
                 self._apply_rounds(self._rounds(due=True, last=True))
-                self._apply_rounds(self._remaining_rounds())
+                self._apply_rounds(iter(()) if mean is None else mean.rest())
                 self._common.move(0, None)
                 self._finished = True
                 return
@@ -440,9 +441,9 @@ class LocalSteps(SavedByState):
         with Caught() as checked:
             self._check_state(state)
         with Caught() as loaded:
-            for index, mean in enumerate(self.means):
-                own_state = state["means"][index] if checked.error is None else {}
-                mean.load_state_dict(own_state, failure=checked.error)
+            states = state["means"] if checked.error is None else [{}] * len(self.means)
+            for mean, of_mean in zip(self.means, states, strict=True):
+                mean.load_state_dict(of_mean, failure=checked.error)
         self._status_of_all(_NOTHING, loaded.error or checked.error, "load its state")
         self.steps, self._since = int(state["steps"]), int(state["since"])
         self._common.load_state_dict(state["common"])
@@ -491,10 +492,7 @@ class LocalSteps(SavedByState):
     def _agree(self, mean: GroupMean) -> None:
         """Compare all that has to be the same, besides what the means compare."""
         compared = {
-            "every": str(self._every),
-            "delay": str(self._delay),
-            "outer_lr": repr(self._outer_lr),
-            "outer_momentum": repr(self._outer_momentum),
+            **self._compared,
             "layout of the parameters": self._weights.layout,
             "frozen parameters": self._weights.frozen,
         }
@@ -527,9 +525,10 @@ class LocalSteps(SavedByState):
     def _begin(self, fragment: _Fragment) -> None:
         """Send the change of a fragment."""
         fragment.at = self.steps
-        with Caught() as caught:  # raised with the result: other ranks of the machine wait
+        try:
             fragment.wait = self._send(fragment)
-        fragment.failure = caught.error
+        except Exception as error:  # raised with the result: other ranks of the machine wait
+            fragment.failure = error
 
     def _send(self, fragment: _Fragment) -> Callable[[], Tensor] | None:
         """Send the change of a fragment, and return the function that waits for the mean."""
@@ -556,9 +555,10 @@ class LocalSteps(SavedByState):
         """Wait for the result of an exchange that is under way."""
         wait, fragment.wait = fragment.wait, None
         if wait is not None:
-            with Caught() as caught:
+            try:
                 fragment.mean_change = wait()
-            fragment.failure = caught.error
+            except Exception as error:
+                fragment.failure = error
 
     def _apply(self, fragment: _Fragment) -> None:
         """Make the outer step of a fragment whose exchange is due."""
@@ -610,7 +610,7 @@ class LocalSteps(SavedByState):
             return  # nothing has changed since the last round, and nobody waits for a message
         while (change := mean.missed()) is not None:
             late = True
-            yield change.to(self._weights.device)
+            yield change
         # After rounds that were missed, this rank's steps began from old weights and are lost; at
         # the end it still takes part in a round that waits, so that others need not time out.
         if mean.over or (late and not (last and mean.awaited)):
@@ -624,12 +624,6 @@ class LocalSteps(SavedByState):
             return
         self._behind = early or not mean.present
         yield change
-
-    def _remaining_rounds(self) -> Iterator[Tensor]:
-        """Means of the rounds that others make until the run is over."""
-        mean: Any = self._fragments[0].mean
-        for change in mean.rest():
-            yield change.to(self._weights.device)
 
     def _take(self, fragment: _Fragment, status: int) -> None:
         """Make the outer step with the mean, or skip it, on all ranks of the machine."""
@@ -648,6 +642,7 @@ class LocalSteps(SavedByState):
             return
         # Ranks of the machine that did not send get the mean from the one that did.
         change = self._common.new_vector(fragment.index) if change is None else change
+        change = change.to(self._weights.device)  # from a store it comes to the processor
         if self._weights.replicas:
             self._broadcast(change, self._inside[0])
         kept = None  # a change that is not finite would make the steps since it not finite
@@ -680,11 +675,8 @@ class LocalSteps(SavedByState):
 
     def _settings(self) -> str:
         """Text of all that a state belongs to, besides what the means say of themselves."""
-        return (
-            f"every={self._every}, delay={self._delay}, fragments={len(self._fragments)}, "
-            f"outer_lr={self._outer_lr!r}, outer_momentum={self._outer_momentum!r}, "
-            f"sends={self._sends}, layout={self._weights.layout}"
-        )
+        compared = {**self._compared, "sends": self._sends, "layout": self._weights.layout}
+        return ", ".join(f"{name}={value}" for name, value in compared.items())
 
     def _check_state(self, state: Mapping[str, Any]) -> None:
         needed = ("steps", "since", "own", "common", "under_way", "means")
@@ -695,10 +687,8 @@ class LocalSteps(SavedByState):
             check_whole(name, state[name], least=0)
         for name, count in (("under_way", len(self._fragments)), ("means", len(self.means))):
             values = state[name]
-            mappings = isinstance(values, list) and all(
-                isinstance(value, Mapping) for value in values
-            )
-            if not mappings or len(values) != count:
+            kinds = [isinstance(v, Mapping) for v in values] if isinstance(values, list) else []
+            if kinds != [True] * count:
                 raise MismatchError(f"{name} of the state must be a list of {count} mappings")
 
 

@@ -37,7 +37,7 @@ from diffsketch.ddp.agreement import (
     digest_of,
 )
 from diffsketch.ddp.group import GroupMean
-from diffsketch.errors import ArgumentError, MismatchError, check, check_positive, check_whole
+from diffsketch.errors import MismatchError, check, check_positive, check_type, check_whole
 from diffsketch.methods.base import Method
 from diffsketch.privacy.noise import Noise
 from diffsketch.sketch.hashing import HashSeed
@@ -84,8 +84,7 @@ class StoreGroup(Transport):
         self, store: Store, *, rank: int, world: int, min_ranks: int, wait: float = 30.0,
         timeout: float = 1800.0, keep: int = 16,
     ) -> None:  # fmt: skip
-        if not isinstance(store, Store):
-            raise ArgumentError(f"store must be a dist.Store, got {type(store).__name__}")
+        check_type("store", store, Store)
         check_whole("world", world, least=1)
         check_whole("rank", rank, least=0, most=world - 1)
         check_whole("min_ranks", min_ranks, least=1, most=world)
@@ -199,7 +198,7 @@ class StoreGroup(Transport):
 
     def send(
         self, message: Tensor, report: RankReport, *, method: Method, seed: HashSeed,
-        noise: Noise,  # noqa: ARG002 (whoever sums must get the bits of all others)
+        rounding: Callable[[], Noise],  # noqa: ARG002 (all who sum must get the same bits)
     ) -> Callable[[], tuple[Tensor, Reports]]:  # fmt: skip
         """Leave a message in the store, and then the report, which makes the rank present."""
         index, store = report.round_index, self.store
@@ -232,7 +231,7 @@ class StoreGroup(Transport):
         """
         return Traffic(method.wire_bytes, method.total_format.sum_bytes)
 
-    def share(self, method: Method) -> float:
+    def share(self, method: Method, *, framed: bool = True) -> float:  # noqa: ARG002
         """Share of a vector in float32 that the longer of the two has: the sum."""
         return max(self.round_bytes(method)) / (4 * method.dim)
 
@@ -344,8 +343,7 @@ class StoreMean(GroupMean):
     """
 
     def __init__(self, method: Method, *, group: StoreGroup, **options: Any) -> None:
-        if not isinstance(group, StoreGroup):
-            raise ArgumentError(f"group must be a StoreGroup, got {type(group).__name__}")
+        check_type("group", group, StoreGroup)
         self.store, self.over = group, False
         super().__init__(method, group=group, **options)
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from diffsketch.ddp.agreement import digest_of
-from diffsketch.errors import ArgumentError, MismatchError
+from diffsketch.errors import ArgumentError, MismatchError, check
 from diffsketch.sketch.kernels import new_result
 
 _CHUNK = 1 << 16  # words that are mixed at a time, in a processor's cache
@@ -178,11 +178,6 @@ class LocalWeights:
         if not isinstance(model, nn.Module):
             raise ArgumentError(f"model must be a module, got {type(model).__name__}")
         modules, tensors = sharded_kinds()
-        if any(type(part).__name__ == "FullyShardedDataParallel" for part in model.modules()):
-            raise ArgumentError(
-                "model must not be in FullyShardedDataParallel, whose flat parameters may hide "
-                "where a weight is; shard it with torch.distributed.fsdp.fully_shard (FSDP2)"
-            )
         self.parameters, self._model = trained(model), weakref.ref(model)
         self.inside: list[dist.ProcessGroup] = []
         self.replicas = False
@@ -206,8 +201,9 @@ class LocalWeights:
             self.inside = list(meshes[0].get_all_groups())
         elif any(isinstance(part, modules) for part in model.modules()):
             raise ArgumentError(
-                "model must hold its shards when this is called, but its parameters are gathered: "
-                "call it before the first forward pass, or after model.reshard()"
+                "model must be sharded by torch.distributed.fsdp.fully_shard, not by "
+                "FullyShardedDataParallel, and must hold its shards when this is called: before "
+                "the first forward pass, or after model.reshard()"
             )
         # Groups of one have nothing to tell each other.
         self.inside = [group for group in self.inside if dist.get_world_size(group) > 1]
@@ -216,11 +212,8 @@ class LocalWeights:
         self.dim = sum(part.numel() for part in parts)
         if not self.dim:
             raise ArgumentError("model must have parameters that require a gradient on each rank")
-        devices = {part.device for part in parts}
-        if len(devices) > 1:
-            raise ArgumentError(
-                f"parameters must be on one device, got {sorted(map(str, devices))}"
-            )
+        devices = sorted({str(part.device) for part in parts})
+        check(len(devices) == 1, "parameters", "be on one device", devices)
         self.device = parts[0].device
         self.layout = named_digest(self.parameters, values=False)
         self.frozen = named_digest(trained(model, trained=False))

@@ -6,25 +6,11 @@ with a `WireError`. The checksum finds accidents: nothing here says who sent a m
 what is in it. That is the transport's part.
 """
 
-from diffsketch.wire.formats import (
-    HEADER_BYTES,
-    Cells,
-    DuplicateError,
-    MessageFormat,
-    WireError,
-)
+from diffsketch.wire.formats import HEADER_BYTES, Cells, DuplicateError, MessageFormat, WireError
 from diffsketch.wire.inbox import Inbox
 from diffsketch.wire.message import SERVER, VERSION, Header, Message
 
 __all__ = [
-    "HEADER_BYTES",
-    "SERVER",
-    "VERSION",
-    "Cells",
-    "DuplicateError",
-    "Header",
-    "Inbox",
-    "Message",
-    "MessageFormat",
-    "WireError",
-]
+    "HEADER_BYTES", "SERVER", "VERSION", "Cells", "DuplicateError", "Header", "Inbox", "Message",
+    "MessageFormat", "WireError",
+]  # fmt: skip

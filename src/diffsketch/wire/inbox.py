@@ -197,11 +197,6 @@ class Inbox:
         """Numbers of those whose message has arrived, ascending."""
         return tuple(sorted(self._heard))
 
-    @property
-    def missing(self) -> tuple[int, ...]:
-        """Numbers of those who may send and have not, ascending; none if anybody may."""
-        return tuple(sorted((self._senders or frozenset()) - self._heard))
-
     def add(self, data: bytes | bytearray) -> Message:
         """Take in one message, and give it back as it was understood.
 

@@ -271,20 +271,18 @@ class Message:
         _check_length(data, expected.full_bytes)
         if data[CHECKSUM] != checksum(data):
             raise WireError("message was altered on its way: its checksum does not fit")
-        if header.round_index != round_index:
-            raise WireError(
-                f"message is of round {header.round_index}, and round {round_index} is expected"
-            )
-        if header.fingerprint != fingerprint:
-            raise WireError(
-                "message was made with another key: fingerprint "
-                f"{header.fingerprint.hex()}, and {fingerprint.hex()} is expected"
-            )
-        if header.count < 1 or (count is not None and header.count != count):
-            many = "1 or more" if count is None else count
-            raise WireError(
-                f"message is the sum of {header.count} messages, and {many} is expected"
-            )
+        many = "1 or more" if count is None else count
+        for right, what in (
+            (header.round_index == round_index,
+             f"of round {header.round_index}, and round {round_index} is expected"),
+            (header.fingerprint == fingerprint,
+             f"made with another key: fingerprint {header.fingerprint.hex()}, and "
+             f"{fingerprint.hex()} is expected"),
+            (header.count >= 1 and count in (None, header.count),
+             f"the sum of {header.count} messages, and {many} is expected"),
+        ):  # fmt: skip
+            if not right:
+                raise WireError(f"message is {what}")
         return cls._read(header, expected, data)
 
 
