@@ -484,12 +484,27 @@ def test_requests_that_the_helper_refuses(memory: Path) -> None:
         helper.answer(request, params_of(helper=bytes(range(32))))
     with pytest.raises(ArgumentError, match="sign if it knows clients"):
         helper_of(memory, signed=False).answer(request, params)
-    # In order, and not after a restart that has forgotten the first of two.
     assert leader.take(helper.answer(request, params)) == {}
-    two = leader_of(params, messages_of(params))
-    two.take(helper.answer(two.request(last=False), params))
-    with pytest.raises(RefusedError, match="request 1 of the round is out of order"):
-        helper_of(memory).answer(two.request(), params)
+
+
+def test_requests_of_a_round_come_in_order(memory: Path) -> None:
+    """Each once, and not after a restart that has forgotten those before, or another round."""
+    params, helper, other = params_of(), helper_of(memory), params_of(round_index=6)
+    leader = leader_of(params, messages_of(params))
+    first = helper.answer(leader.request(last=False), params)
+    leader.take(first)
+    second = leader.request(last=False)
+    with pytest.raises(RefusedError, match="the answer is to another request"):
+        leader.take(first)
+    for asked in (helper_of(memory), helper):
+        if asked is helper:
+            leader.take(helper.answer(second, params))
+        with pytest.raises(RefusedError, match="request 1 of the round is out of order"):
+            asked.answer(second, params)
+    begun = leader_of(other, messages_of(other))
+    begun.take(helper.answer(begun.request(last=False), other))
+    with pytest.raises(RefusedError, match="request 2 of the round is out of order"):
+        helper.answer(leader.request(), params)
 
 
 def test_messages_that_the_leader_refuses() -> None:
