@@ -26,6 +26,7 @@ from diffsketch.secure_sum import (
     OneShotParams,
     RefusedError,
     masks,
+    primitives,
 )
 from diffsketch.secure_sum.messages import ENVELOPE_BYTES, MessageKind, pack_list, pack_message
 from diffsketch.wire import SERVER, DuplicateError, Message, MessageFormat, WireError
@@ -129,6 +130,14 @@ def test_what_a_client_sends() -> None:
     again = client_of(1, params, b"known").mask(inputs_of()[1], params)
     assert again == data
     assert client_of(1, params).mask(inputs_of()[1], params) != data
+
+
+def test_a_channel_never_uses_a_nonce_twice() -> None:
+    """Two seals of one round have one key: with one nonce their difference would show."""
+    params, client, bare = params_of(), client_of(1, params_of()), bytes(32)
+    first, second = (client.seal(bare, params)[96:] for _ in range(2))
+    assert first[: primitives.NONCE_BYTES] != second[: primitives.NONCE_BYTES]
+    assert first[primitives.NONCE_BYTES :] != second[primitives.NONCE_BYTES :]
 
 
 # A server that asks twice, for too few, or with clients of its own.
