@@ -263,6 +263,13 @@ def test_a_seed_of_another_client_or_with_any_byte_changed_is_left_out(memory: P
     assert refused(1, fresh[0][:96] + fresh[1][96:]) == {1: ALTERED}
     # Known by now, the channel needs no signature: whoever has no secret of it can still seal none.
     assert refused(1, seals[1]) == refused(1, flipped(seals[1], 40)) == {}
+    # Where nobody signs, the key of a seal has its client in it.
+    bare = params_of(signed=False)
+    sent = messages_of(bare)
+    sent[1] = sent[1][: -bare.seal_bytes] + seal_of(sent[2], bare)
+    leader = leader_of(bare, sent)
+    answer = helper_of(memory, signed=False).answer(leader.request(), bare)
+    assert leader.take(answer) == {1: ALTERED}
 
 
 def test_a_seed_counts_once(memory: Path) -> None:
