@@ -176,22 +176,6 @@ def test_a_clients_budget_holds_whatever_the_server_thinks() -> None:
     assert len(net.reasons(strategy)) == 2
 
 
-def test_the_account_survives_a_restart_in_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "accounts" / "account.json"
-    trained = 0
-    for start in range(allowed() + 1):  # each with a new node id, no state, and a server anew
-        network = Network()
-        node = network.join(
-            0, GAUSSIAN, key=KEY, budget=BUDGET, account_file=path, node_id=2000 + start
-        )
-        rounds(1, network)
-        trained += len(node.seen)
-    assert trained == allowed()
-    path.write_text("{}")
-    with pytest.raises(DataError, match="not a whole account"):
-        rounds(1, network)
-
-
 @pytest.mark.parametrize("statements", [True, False])
 def test_the_account_survives_restarts_within_a_run(
     statements: bool, monkeypatch: pytest.MonkeyPatch

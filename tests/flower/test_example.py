@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import socket
 import threading
 import time
@@ -126,13 +127,21 @@ def wait_for(network: Any, condition: Callable[[], bool], what: str) -> None:
 
 # Real networks: a SuperLink and three SuperNodes, some of which are killed. Each message starts a
 # process at its node, and a round waits for the killed nodes until its time is up, or until the
-# SuperLink takes them for lost (60 s after their last heartbeat): a minute each.
+# SuperLink takes them for lost: two heartbeats after the last one.
+
+
+@pytest.fixture
+def local(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """The example's script; heartbeats of its networks are 15 s apart, in place of Flower's 30."""
+    change = "import flwr.common.constant as c\nc.HEARTBEAT_DEFAULT_INTERVAL = 15\n"
+    (tmp_path / "sitecustomize.py").write_text(change)  # which each process of Python runs first
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.syspath_prepend(EXAMPLE)
+    return importlib.import_module("local")
 
 
 @pytest.mark.slow
-def test_nodes_are_killed_between_rounds_and_within_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(EXAMPLE)
-    local: Any = importlib.import_module("local")
+def test_nodes_are_killed_between_rounds_and_within_one(local: Any) -> None:
     with local.LocalNetwork(3, tls=True) as network:
         result = network.submit(REAL)
 
@@ -170,10 +179,8 @@ def test_nodes_are_killed_between_rounds_and_within_one(monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
-def test_a_secure_sum_goes_on_without_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secure_sum_goes_on_without_a_node(local: Any) -> None:
     """Killed while it trains: the others have masked for it, and uncover what they added."""
-    monkeypatch.syspath_prepend(EXAMPLE)
-    local: Any = importlib.import_module("local")
     with local.LocalNetwork(3) as network:
         result = network.submit(REAL_SECURE)
 
@@ -196,14 +203,12 @@ def test_a_secure_sum_goes_on_without_a_node(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.slow
-def test_two_aggregators_lose_a_node_and_the_helper(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_aggregators_lose_a_node_and_the_helper(local: Any) -> None:
     """Killed while the node trains (plain), or after it has sent and the helper sums (TLS).
 
     The helper is started again at once, under another node id. Both networks run side by side, as
     most of the time is that until the SuperLinks take the killed for lost.
     """
-    monkeypatch.syspath_prepend(EXAMPLE)
-    local: Any = importlib.import_module("local")
     config = {**REAL_SECURE, "secure-sum": "two"}
     with (
         local.LocalNetwork(3, helper=True) as plain,

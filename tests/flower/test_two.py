@@ -233,15 +233,21 @@ def test_a_helper_that_joins_late(files: dict[str, str]) -> None:
     assert strategy.reports[0].present == NODES
 
 
-@pytest.mark.parametrize("lack", ["helper-memory", "identities-file", "right key"])
-def test_a_helper_without_memory_registry_or_key_answers_nothing(
+@pytest.mark.parametrize("lack", ["helper-memory", "identities-file", "right key", "same plan"])
+def test_a_helper_without_memory_registry_key_or_plan_answers_nothing(
     lack: str, files: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     if lack == "right key":
         Path(files["diffsketch-helper-secret-file"]).write_text(bytes(range(32)).hex())
-    strategy, _ = run(joined({name: path for name, path in files.items() if lack not in name}))
+    network, plan = joined({}), replace(PLAN, min_replies=2) if lack == "same plan" else PLAN
+    config = {name: path for name, path in files.items() if lack not in name}
+    network.join(9, plan, node_id=HELPER, config=config)
+    strategy, _ = run(network)
     assert "no node is the helper" in strategy.reports[0].void
-    said = {"helper-memory": "diffsketch-helper-memory", "identities-file": "IDENTITIES_FILE"}
+    said = {
+        "helper-memory": "diffsketch-helper-memory", "identities-file": "IDENTITIES_FILE",
+        "same plan": "the server's plan is another one",
+    }  # fmt: skip
     assert said.get(lack, "") in caplog.text
 
 
@@ -390,29 +396,39 @@ def test_clients_refuse_a_round_whose_nonce_has_another_length(files: dict[str, 
     assert all(network.nodes[node].seen == [] for node in NODES)
 
 
-def test_a_client_in_the_name_of_another_is_left_out_with_it(files: dict[str, str]) -> None:
-    """If it comes first, the helper refuses it and the server the other: no input shows."""
-    network = joined(files)
+@pytest.mark.parametrize("plan", [PLAN, UNSIGNED], ids=["signed", "unsigned"])
+def test_a_client_in_the_name_of_another_is_left_out(
+    plan: FlowerPlan, files: dict[str, str]
+) -> None:
+    """If it comes first, the helper refuses it and the server the other: no input shows.
+
+    Without identities the name is the node's, which the server knows.
+    """
+    network, signed = joined(files, plan), plan.identities
 
     def renamed(replies: list[Message]) -> list[Message]:
         replies.sort(key=lambda reply: reply.metadata.src_node_id)
         for reply in replies[:1]:
             if reply.metadata.src_node_id == 1000 and not net.is_sum_reply(reply):
-                params = PLAN.one_shot(
-                    PLAN.build(DIM).message_format, run=net.our_record(reply)["nonce"],
+                params = plan.one_shot(
+                    plan.build(DIM).message_format, run=net.our_record(reply)["nonce"],
                     place=(0, KEY.seed(0).fingerprint), helper=PUBLIC,
                 )  # fmt: skip
-                other = OneShotClient(member_number(NAMES[2]), PUBLIC, identity=identity(0))
+                name, own = (member_number(NAMES[2]), identity(0)) if signed else (BAD, None)
+                other = OneShotClient(name, PUBLIC, identity=own)
                 cells = torch.zeros(params.layout.shape, dtype=torch.int64)
                 net.set_bytes(reply, other.mask(cells, params))
         return replies
 
     network.tamper = renamed
-    strategy, arrays = run(network)
+    strategy, arrays = run(network, plan)
     (report,) = strategy.reports
-    assert report.refused[1000] == "helper: its identity has not signed its channel key"
-    assert "has sent a message in this round before" in report.refused[BAD]
-    assert digest_of(arrays) == plain(1000, BAD)
+    if signed:
+        assert report.refused[1000] == "helper: its identity has not signed its channel key"
+        assert "has sent a message in this round before" in report.refused[BAD]
+    else:
+        assert report.refused == {1000: f"1000 has sent a message of {BAD}"}
+    assert digest_of(arrays) == plain(1000, *[BAD] * signed)
 
 
 def test_the_helper_takes_no_memory_for_a_claimed_length(files: dict[str, str]) -> None:
@@ -439,7 +455,7 @@ def test_the_helper_does_not_train_for_a_server_that_asks_it(files: dict[str, st
     requests = list(strategy.configure_train(2, FIRST, ConfigRecord(), network))
     requests[0].metadata.__dict__["_dst_node_id"] = HELPER
     (reply,) = network.send_and_receive(requests[:1])
-    assert net.our_record(reply)["code"] == "helper"
+    assert "this node is the helper" in str(net.our_record(reply)["reason"])
     assert network.nodes[HELPER].seen == []
 
 

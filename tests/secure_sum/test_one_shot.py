@@ -26,6 +26,7 @@ from diffsketch.secure_sum import (
     OneShotParams,
     RefusedError,
     masks,
+    primitives,
 )
 from diffsketch.secure_sum.messages import ENVELOPE_BYTES, MessageKind, pack_list, pack_message
 from diffsketch.wire import SERVER, DuplicateError, Message, MessageFormat, WireError
@@ -129,6 +130,14 @@ def test_what_a_client_sends() -> None:
     again = client_of(1, params, b"known").mask(inputs_of()[1], params)
     assert again == data
     assert client_of(1, params).mask(inputs_of()[1], params) != data
+
+
+def test_a_channel_never_uses_a_nonce_twice() -> None:
+    """Two seals of one round have one key: with one nonce their difference would show."""
+    params, client, bare = params_of(), client_of(1, params_of()), bytes(32)
+    first, second = (client.seal(bare, params)[96:] for _ in range(2))
+    assert first[: primitives.NONCE_BYTES] != second[: primitives.NONCE_BYTES]
+    assert first[primitives.NONCE_BYTES :] != second[primitives.NONCE_BYTES :]
 
 
 # A server that asks twice, for too few, or with clients of its own.
@@ -254,6 +263,13 @@ def test_a_seed_of_another_client_or_with_any_byte_changed_is_left_out(memory: P
     assert refused(1, fresh[0][:96] + fresh[1][96:]) == {1: ALTERED}
     # Known by now, the channel needs no signature: whoever has no secret of it can still seal none.
     assert refused(1, seals[1]) == refused(1, flipped(seals[1], 40)) == {}
+    # Where nobody signs, the key of a seal has its client in it.
+    bare = params_of(signed=False)
+    sent = messages_of(bare)
+    sent[1] = sent[1][: -bare.seal_bytes] + seal_of(sent[2], bare)
+    leader = leader_of(bare, sent)
+    answer = helper_of(memory, signed=False).answer(leader.request(), bare)
+    assert leader.take(answer) == {1: ALTERED}
 
 
 def test_a_seed_counts_once(memory: Path) -> None:
@@ -484,12 +500,27 @@ def test_requests_that_the_helper_refuses(memory: Path) -> None:
         helper.answer(request, params_of(helper=bytes(range(32))))
     with pytest.raises(ArgumentError, match="sign if it knows clients"):
         helper_of(memory, signed=False).answer(request, params)
-    # In order, and not after a restart that has forgotten the first of two.
     assert leader.take(helper.answer(request, params)) == {}
-    two = leader_of(params, messages_of(params))
-    two.take(helper.answer(two.request(last=False), params))
-    with pytest.raises(RefusedError, match="request 1 of the round is out of order"):
-        helper_of(memory).answer(two.request(), params)
+
+
+def test_requests_of_a_round_come_in_order(memory: Path) -> None:
+    """Each once, and not after a restart that has forgotten those before, or another round."""
+    params, helper, other = params_of(), helper_of(memory), params_of(round_index=6)
+    leader = leader_of(params, messages_of(params))
+    first = helper.answer(leader.request(last=False), params)
+    leader.take(first)
+    second = leader.request(last=False)
+    with pytest.raises(RefusedError, match="the answer is to another request"):
+        leader.take(first)
+    for asked in (helper_of(memory), helper):
+        if asked is helper:
+            leader.take(helper.answer(second, params))
+        with pytest.raises(RefusedError, match="request 1 of the round is out of order"):
+            asked.answer(second, params)
+    begun = leader_of(other, messages_of(other))
+    begun.take(helper.answer(begun.request(last=False), other))
+    with pytest.raises(RefusedError, match="request 2 of the round is out of order"):
+        helper.answer(leader.request(), params)
 
 
 def test_messages_that_the_leader_refuses() -> None:

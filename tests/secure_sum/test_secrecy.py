@@ -27,7 +27,7 @@ from diffsketch.secure_sum.masks import (
     to_words,
 )
 from diffsketch.secure_sum.messages import MessageKind, Params
-from diffsketch.secure_sum.primitives import KeyPair, ShareRecovery
+from diffsketch.secure_sum.primitives import KeyPair, recover, weights_at_zero
 from diffsketch.wire import Message, MessageFormat
 from tests.secure_sum.helpers import LocalRound, make_params, start
 
@@ -77,7 +77,7 @@ def secret_of(played: LocalRound, owner: int) -> bytes:
     for index in played.server.requests():
         values = played.listed(played.answer(index), MessageKind.UNMASK)
         shares[params.points[index]] = values[owner][1:]
-    return ShareRecovery(list(shares), threshold=params.threshold, unforeseen=1).secret(shares)
+    return recover(weights_at_zero(list(shares)), list(shares.values()))
 
 
 def without_own_mask(played: LocalRound, index: int) -> Tensor:

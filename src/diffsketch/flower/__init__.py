@@ -9,14 +9,7 @@ Two lines in any app of Flower's Message API (flwr >= 1.41):
 try:
     from diffsketch.flower.aggregation import RoundReport
     from diffsketch.flower.client import SiloReply, sketch_mod
-    from diffsketch.flower.plan import (
-        FlowerPlan,
-        find_client_key,
-        find_helper,
-        find_identities,
-        find_identity,
-        find_sketch_key,
-    )
+    from diffsketch.flower.plan import FlowerPlan, find_sketch_key
     from diffsketch.flower.records import replay_totals
     from diffsketch.flower.secure import SecureAggregation, SecureClientAggregation
     from diffsketch.flower.server import SketchStrategy
@@ -38,10 +31,6 @@ __all__ = [
     "SiloReply",
     "SketchStrategy",
     "TwoAggregators",
-    "find_client_key",
-    "find_helper",
-    "find_identities",
-    "find_identity",
     "find_sketch_key",
     "replay_totals",
     "sketch_mod",

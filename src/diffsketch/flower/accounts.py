@@ -259,6 +259,8 @@ class ClientRegistry:
 
     def _shortfall(self, name: str, claim: Claim, count: int) -> str:
         """Say why a client cannot pay `count` messages of this claim; empty if it can."""
+        if self._allowance.budget is None:
+            return ""
         try:
             self._account(name).check(claim, count)
         except BudgetExceeded as error:

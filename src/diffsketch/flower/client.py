@@ -35,15 +35,7 @@ from diffsketch.flower.plan import (
     find_client_key,
     find_sketch_key,
 )
-from diffsketch.flower.records import (
-    MOST_WEIGHT,
-    NO_MODEL,
-    RECORD,
-    SUM_RECORD,
-    Refusal,
-    Reply,
-    Request,
-)
+from diffsketch.flower.records import NO_MODEL, RECORD, SUM_RECORD, Refusal, Reply, Request
 from diffsketch.flower.secure import SecureClientAggregation
 from diffsketch.methods import Method
 from diffsketch.methods.feedback import ErrorFeedback
@@ -162,11 +154,11 @@ class sketch_mod:  # noqa: N801 - written like Flower's own mods, which are func
 
     *With other methods* nothing leaves but the message, with its noise, and the plan's `metrics`,
     with theirs. All clients count alike, as a weight by the number of examples would tell it.
-    Evaluation, other metrics and replies to messages of other kinds are refused, unless the plan
-    opens the door (`FlowerPlan.open_doors`). Where the claim is proven, or was before a door was
-    opened, an app that raises, or replies with an error, with nothing, with arrays of another shape
-    or with values that are not finite counts as zeros, with noise, like any other: to sit the round
-    out would tell about the data. Its error is in the client's own log.
+    Evaluation and replies to messages of other kinds are refused and other metrics dropped, unless
+    the plan opens the door (`FlowerPlan.open_doors`). Where the claim is proven, or was before a
+    door was opened, an app that raises, or replies with an error, with nothing, with arrays of
+    another shape or with values that are not finite counts as zeros, with noise, like any other: to
+    sit the round out would tell about the data. Its error is in the client's own log.
 
     *Records.* With a plan whose claim is about records, the app replies with `SiloReply`, and the
     mod computes the message. An app that fails has an empty batch, with noise like any other.
@@ -192,8 +184,6 @@ class sketch_mod:  # noqa: N801 - written like Flower's own mods, which are func
             memory and what the server keeps, if there is a client's key (`find_client_key`).
         importance: Factor of the vector before it is encoded, for means in which clients count
             differently. It must not depend on the data.
-        keep_metrics: Names of metrics that are sent as they are. With a private method the plan
-            needs `open_doors=("metrics",)` for that; its own `metrics` are private.
         trusted_server: Whether the server is trusted not to look at single messages where a claim
             is under distributed trust. It is then about those who see only what is published.
         aggregation: The client's side of a secure sum. Without, a plan with `secure_sum` has
@@ -216,7 +206,6 @@ class sketch_mod:  # noqa: N801 - written like Flower's own mods, which are func
     budget: Budget | None = None
     account_file: str | Path | None = None
     importance: float = 1.0
-    keep_metrics: Collection[str] = ()
     trusted_server: bool = False
     aggregation: SecureClientAggregation | None = None
     keep_local: Collection[str] = ()
@@ -227,20 +216,7 @@ class sketch_mod:  # noqa: N801 - written like Flower's own mods, which are func
         usable = isinstance(self.plan, FlowerPlan) or callable(self.plan)
         check(usable, "plan", "be a FlowerPlan or a function", self.plan)
         check_positive("importance", self.importance)
-        object.__setattr__(self, "keep_metrics", frozenset(self.keep_metrics))
         object.__setattr__(self, "keep_local", records.local_names(self.keep_local))
-        if isinstance(self.plan, FlowerPlan):
-            self.check_plan(self.plan)
-
-    def check_plan(self, plan: FlowerPlan) -> None:
-        """Raise an `ArgumentError` if metrics are to leave by a door that the plan has closed."""
-        if self.keep_metrics and not plan.opens("metrics"):
-            raise ArgumentError(
-                "keep_metrics must be empty, as nothing would make these metrics private, got "
-                f"{', '.join(sorted(self.keep_metrics))}: FlowerPlan(metrics=...) sends means with "
-                "noise; FlowerPlan(open_doors=('metrics',)) sends them as they are, and then the "
-                "claim is not proven"
-            )
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Answer a message, as Flower calls mods."""
@@ -273,7 +249,6 @@ class _Session:
     def __init__(self, message: Message, context: Context, options: sketch_mod) -> None:
         self._message, self._context, self._options = message, context, options
         self.plan = options.plan if isinstance(options.plan, FlowerPlan) else options.plan(context)
-        options.check_plan(self.plan)
         config = context.node_config
         key = options.key or find_sketch_key(config, run_id=context.run_id)
         self._client = ClientContext(context, self.plan, key, message.metadata.dst_node_id)
@@ -282,7 +257,7 @@ class _Session:
             self._aggregation = SecureClientAggregation()
         self._member = str(config.get("partition-id", context.node_id))
         self._client_key = find_client_key(config)
-        self._memory = ClientMemory(b"")
+        self._memory = ClientMemory(b"")  # until the request is found to be of the client's plan
 
     def answer(self, call_next: ClientAppCallable, train: bool) -> Message:
         """Reply to the message, whatever is wrong with it."""
@@ -309,16 +284,19 @@ class _Session:
                 code, str(error)[:1000],
             )  # fmt: skip
             return Message(RecordDict({RECORD: reply.to_record()}), reply_to=self._message)
+        finally:  # Flower hands it to the next message with the reply, or not at all
+            if self._memory.model is not None:
+                self._memory.write(self._context)
 
     def _begin(self, request: Request) -> None:
         """Check the request against the client's own plan and key, and catch up with the model."""
         self._request, client, local = request, self._client, self._options.keep_local
-        self._memory = ClientMemory.read(self._context, request.series)
+        memory = ClientMemory.read(self._context, request.series)
         key = client.require_key()
         if request.key_check not in (b"", key.seed(0).fingerprint):
             raise Refusal("key", "the server's key is another one than this client's")
         self._seed = key.seed(request.round_index)
-        base, version = self._base_model()
+        base, version = self._base_model(memory)
         try:
             dim = records.length_of(base, local)
         except ArgumentError as error:
@@ -344,13 +322,12 @@ class _Session:
             base, totals, method=method, key=key, keep_local=local, skip=skip
         )
         if request.digest and records.digest_of(model) != request.digest:
-            self._memory = ClientMemory(request.series, account=self._memory.account)
             raise Refusal("model", "the model after catching up is not the server's")
-        self._remember(model=model, version=request.version)
+        self._memory = replace(memory, model=model, version=request.version)
 
-    def _base_model(self) -> tuple[ArrayRecord, int]:
+    def _base_model(self, memory: ClientMemory) -> tuple[ArrayRecord, int]:
         """The dense model of the message, or the last one that this client had; its version."""
-        request, memory = self._request, self._memory
+        request = self._request
         if request.base != NO_MODEL:
             sent = self._message.content.array_records.get(request.arrays)
             if sent is None:
@@ -393,7 +370,8 @@ class _Session:
             claim, request, member=self._member, remembered=self._memory.account,
             key=self._client_key, path=Path(str(path)) if path else None, budget=options.budget,
         )  # fmt: skip
-        self._remember(account=account)  # what it has met: the server may not show it again
+        # Also if this round is refused: the server may not show again what the account has met.
+        self._memory = replace(self._memory, account=account)
         with refusing():
             account.check(claim)
         outcome = self._outcome(call_next, claim.noise_is_proven)
@@ -401,8 +379,7 @@ class _Session:
             return outcome
         with refusing():  # as another process may have charged the file meanwhile
             cells = self._released(outcome, claim, feedback, account)
-        # Before anything is sent: whatever becomes of the reply, it is paid for.
-        self._remember(answered=request.round_index, account=account)
+        self._memory = replace(self._memory, answered=request.round_index)
         wire, metrics = self._wire(self._method, cells), b""
         if self.plan.metric_method is not None:
             metrics = self._noised_metrics(outcome, self.plan.metric_method, claim)
@@ -411,13 +388,12 @@ class _Session:
             message=wire.to_bytes() if mask is None else mask(wire), metrics=metrics,
             statement=sign_statement(account, self._client_key) if self._client_key else b"",
         )  # fmt: skip
-        # A reply of its own: nothing of the app's passes but the metrics that may.
+        # A reply of its own: nothing of the app's passes but metrics, by an open door.
         content = RecordDict({RECORD: reply.to_record(), **outcome.kept})
         return Message(content, reply_to=self._message)
 
     def _outcome(self, call_next: ClientAppCallable, proven: bool) -> _Outcome | Message:
         """Call the app; where something is proven, whatever it does counts as an outcome."""
-        bare, named = self.plan.is_bare, self._options.keep_metrics
         try:
             reply = call_next(self._for_app(), self._context)
             if reply.has_error() and not proven:
@@ -425,16 +401,9 @@ class _Session:
             if self._method.takes_records:
                 return self._checked_silo(reply)
             vector, reported = self._vector(reply), reply.content.metric_records
-            kept = {
-                name: MetricRecord({key: record[key] for key in record if bare or key in named})
-                for name, record in reported.items()
-            }
-            return _Outcome(
-                vector,
-                self._weight([*reported.values()]),
-                {name: value for record in reported.values() for name, value in record.items()},
-                {name: record for name, record in kept.items() if record},
-            )
+            metrics = {k: value for record in reported.values() for k, value in record.items()}
+            kept = dict(reported) if self.plan.opens("metrics") else {}
+            return _Outcome(vector, self._weight([*reported.values()]), metrics, kept)
         except BaseException as error:  # an interrupt too: whoever runs the node ends the SuperNode
             if not proven:
                 raise
@@ -488,11 +457,11 @@ class _Session:
         if not name:
             return 0
         values = [record[name] for record in reported if name in record]
-        value = values[0] if len(values) == 1 else None
-        if isinstance(value, list) or value is None or not 1 <= value <= MOST_WEIGHT or value % 1:
+        value, most = values[0] if len(values) == 1 else None, records.MOST_WEIGHT
+        if not isinstance(value, int | float) or not 1 <= value <= most or value % 1:
             raise Refusal(
                 "app", f"the metric {name!r} must be a whole number in 1..2**40, by which this "
-                f"client counts, got {value}. SketchStrategy(weighted=False) does without",
+                f"client counts, got {value}",
             )  # fmt: skip
         return int(value)
 
@@ -532,11 +501,6 @@ class _Session:
             method.message_format, cells, round_index=self._request.round_index,
             fingerprint=self._seed.fingerprint, sender=self._client.node,
         )  # fmt: skip
-
-    def _remember(self, **changes: Any) -> None:
-        """Change the memory, and write it."""
-        self._memory = replace(self._memory, **changes)
-        self._memory.write(self._context)
 
     def _feedback(self, claim: Claim) -> ErrorFeedback:
         """Restore the memory of what was not sent, with the last round's if that does not count."""

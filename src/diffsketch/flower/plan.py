@@ -22,9 +22,8 @@ from diffsketch.flower.records import Refusal
 from diffsketch.methods import METHODS, Method, PlainSketch, Uncompressed, build_method
 from diffsketch.methods.base import parse_settings, settings_of
 from diffsketch.methods.client_noise import ClientNoise
-from diffsketch.methods.forecast import Plannable, Vectors
 from diffsketch.privacy.accounting import events
-from diffsketch.privacy.claim import Claim, OpenClaim, ProvenClaim, Trust, Unit
+from diffsketch.privacy.claim import Claim, OpenClaim, ProvenClaim, Trust
 from diffsketch.privacy.mechanisms.integer import SkellamMechanism
 from diffsketch.secure_sum import KeyPair, OneShotParams, SigningIdentity, default_threshold
 from diffsketch.sketch import SketchKey
@@ -74,9 +73,9 @@ class FlowerPlan:
             False a claim under distributed trust is one against a server that follows the
             protocol, and says so: it could be between any two members, or invent members.
         open_doors: What clients send without noise beside the messages of a private method, which
-            is closed otherwise: "evaluation" (replies to requests for it), "metrics" (those that
-            `sketch_mod(keep_metrics=...)` names), "queries" (replies to messages of other kinds).
-            The claim is then an `OpenClaim`: no longer proven, and it names the doors.
+            is closed otherwise: "evaluation" (replies to requests for it), "metrics" (all that the
+            app's replies to training have, as they are), "queries" (replies to messages of other
+            kinds). The claim is then an `OpenClaim`: no longer proven, and it names the doors.
         metrics: Names of numbers in the app's replies to training, with their bounds. Their means
             over the clients are released with noise, and charged with the rest of the round: what
             is beyond a bound counts as the bound, what is missing or no number as their middle. For
@@ -332,27 +331,6 @@ def member_number(public: bytes) -> int:
 def numbered(identities: Iterable[bytes]) -> dict[int, bytes]:
     """Public keys by their members' numbers."""
     return {member_number(public): public for public in identities}
-
-
-def predicted_error(method: Method, claim: Claim, count: int) -> float | None:
-    """Predict the relative error of a round's mean of `count` vectors, as long as the clip.
-
-    None where nothing is proven, or the method has no clip or no forecast.
-
-    >>> settings = {"rows": 1, "cols": 500, "clip": 1.0, "noise_multiplier": 2.0}
-    >>> method = build_method("sketch-gaussian", dim=1000, cohort=3, settings=settings)
-    >>> f"{predicted_error(method, method.claim_for(3, HashSeed(bytes(32))), 3):.0f}"
-    '5358'
-    """
-    clip, combine = getattr(method, "clip", None), getattr(method, "combine", "mean")
-    if clip is None or combine != "mean" or not isinstance(claim, ProvenClaim):
-        return None
-    if not isinstance(method, Plannable):
-        return None
-    # A clip is of each coordinate, or of a table whose rows are each as long as the vector.
-    entries = method.dim if claim.scope.unit is Unit.COORDINATE else 1 / getattr(method, "rows", 1)
-    vectors = max(1, round(count * getattr(method, "records", 1.0)))
-    return method.forecast(Vectors(method.dim, vectors, clip * math.sqrt(entries))).total
 
 
 def find_sketch_key(

@@ -320,7 +320,7 @@ class _Record:
             value = values[name] = record.get(name)
             plain = _TYPES[kind.removeprefix("list[").removesuffix("]")]
             parts = value if isinstance(value, list) else [value]
-            fits = all(isinstance(part, plain) and not isinstance(part, bool) for part in parts)
+            fits = set(map(type, parts)) <= {plain}  # the type itself: a bool is no int here
             if not fits or isinstance(value, list) != kind.startswith("list["):
                 raise WireError(f"{name} must be {kind} in the record, got {type(value).__name__}")
             if name in cls.limits and len(values[name]) > cls.limits[name]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -203,11 +202,7 @@ class _SumMember:
 
     def answer(self, request: SumRequest) -> bytes:
         """Answer a request of any stage but that for a masked message."""
-        kept, digest = self._kept, hashlib.sha256(request.request).digest()
-        same_round = kept.get("round_index") == request.round_index
-        if not request.invitation and same_round and kept.get("request") == digest:
-            return bytes(kept["reply"])  # the last one was lost
-        if request.invitation and kept.get("invitation") != request.invitation:
+        if request.invitation and self._kept.get("invitation") != request.invitation:
             self._kept = {name: getattr(request, name) for name in _ABOUT}
             machine = SecureSumClient(self.number, self._params(), identity=self.identity)
         else:
@@ -221,10 +216,7 @@ class _SumMember:
             guard = ReplyGuard(str(self._guard))
             guard.bind(reply, stage, index=machine.index, context=machine.params.context)
         state: dict[str, Any] = {name: self._kept[name] for name in _ABOUT}
-        if stage is Stage.UNMASK:
-            # The last reply, for if it is lost, takes the place of the secrets.
-            state |= {"request": hashlib.sha256(request).digest(), "reply": reply}
-        else:
+        if stage is not Stage.UNMASK:  # which is the last one: then no secret is needed any more
             state["state"] = machine.save()
         self._client.context.state[_STATE] = ConfigRecord(state)
         return reply

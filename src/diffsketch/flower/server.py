@@ -36,7 +36,6 @@ from diffsketch.flower.plan import (
     find_identities,
     find_sketch_key,
     numbered,
-    predicted_error,
     simulation_keys,
 )
 from diffsketch.flower.records import NO_MODEL, RECORD, SUM_RECORD, Reply, Request
@@ -54,25 +53,9 @@ from diffsketch.wire import WireError
 _LOG = logging.getLogger("flwr.diffsketch")
 _WAIT = 60.0  # seconds for another server that writes the same record
 _DELTA = 1e-5  # of the epsilon that is logged, where no budget has one
-_TOO_NOISY = (
-    "a round's mean of %d vectors, as long as the clip, has a predicted relative error of %.3g: "
-    "above 1 it is worse than no update. `diffsketch plan` finds settings for a budget"
-)
 _FAR = 10.0  # times the median norm of messages: honest ones differ by their data, by a few times
 _FAR_WEIGHT = 100.0  # times the median weight: numbers of examples differ more than norms do
 _OVER_BUDGET = "budget: it is a client whose budget was spent when it was asked as an unknown node"
-
-
-def _why_alike(plan: FlowerPlan, weighted: bool | None) -> str:
-    """Say why clients count alike; empty if they count by their examples."""
-    if weighted is False:
-        return "weighted=False"
-    if plan.is_bare:
-        return ""
-    why = f"weights would tell how many examples each has, and method={plan.method!r} is private"
-    other = "For weights that all may know, use the importance of sketch_mod"
-    check(not weighted, "weighted", f"not be True: {why}. {other}", weighted)
-    return why
 
 
 class SketchStrategy(Strategy):
@@ -139,7 +122,6 @@ class SketchStrategy(Strategy):
             `trusted_server`, there is no median, and messages that are too long count as zeros:
             whom a server refuses is seen, and would depend on data. Under a secure sum it is the
             sum that is looked at.
-        weighted: Whether clients count by their examples; if not given, with `none` and `sketch`.
 
     Raises:
         ArgumentError: Options do not go together.
@@ -167,7 +149,6 @@ class SketchStrategy(Strategy):
         record_file: str | Path | None = None,
         keep_local: Collection[str] = (),
         limit: float | None = None,
-        weighted: bool | None = None,
     ) -> None:
         check_strategy(strategy)
         if limit == math.inf:
@@ -197,26 +178,16 @@ class SketchStrategy(Strategy):
         self._aggregation = aggregation
         self._trusted = trusted_server or aggregation is not None
         self._record = None if record_file is None else Path(record_file)
-        self._local, self._weighted = records.local_names(keep_local), weighted
-        self._begun, self._alike = False, ""
+        self._local, self._begun = records.local_names(keep_local), False
+        self._counts_by = ""  # metric by which clients count; empty if they count alike
         self._index, self._timeout = 0, 3600.0
         self._round: Round | None = None
         self._totals: list[tuple[int, bytes]] = []
         self._clips: dict[int, float] = {}  # of rounds that were published
         self._counted: dict[int, int] = {}  # last round that a node's message is in
-        self._nonce, self._evaluation_bytes, self._told_closed = b"", [0, 0], False
+        self._nonce, self._told_closed = b"", False
         weighs = f"not have {self._weight!r}, by which the wrapped strategy weighs clients"
         check(self._weight not in plan.metrics, "metrics", weighs, [*plan.metrics])
-
-    @property
-    def bytes_up(self) -> int:
-        """Bytes sent by nodes so far, as Flower serialises them."""
-        return sum(report.bytes_up for report in self.reports) + self._evaluation_bytes[0]
-
-    @property
-    def bytes_down(self) -> int:
-        """Bytes sent to nodes so far."""
-        return sum(report.bytes_down for report in self.reports) + self._evaluation_bytes[1]
 
     @property
     def totals(self) -> tuple[tuple[int, bytes], ...]:
@@ -243,11 +214,12 @@ class SketchStrategy(Strategy):
         """Log what is run."""
         _LOG.info("\t├──> DiffSketch: %s", self.plan)
         _LOG.info("\t│\t├── the server %s", "decodes" if self._key else "has no key: it only sums")
-        how = f"alike: {self._alike}" if self._alike else f"by {self._weight!r}"
+        wrapped, how = copy.copy(self.strategy), f"by {self._counts_by!r}"
+        if not self._counts_by:
+            how = "alike: weights would tell how many examples each has"
+            if hasattr(wrapped, "weighted_by_key"):
+                wrapped.weighted_by_key = "nothing: all clients count alike"
         _LOG.info("\t│\t└── clients count %s", how)
-        wrapped = copy.copy(self.strategy)
-        if self._alike and hasattr(wrapped, "weighted_by_key"):
-            wrapped.weighted_by_key = "nothing: all clients count alike"
         wrapped.summary()
 
     @property
@@ -327,7 +299,7 @@ class SketchStrategy(Strategy):
         check_release(self._method, planned, budget=self._budget)
         if records.needs_trust(planned) and not self._trusted:
             raise ArgumentError(f"method={self._method.name!r}: {records.NEEDS_TRUST}")
-        self._alike = _why_alike(plan, self._weighted)
+        self._counts_by = self._weight if plan.is_bare else ""
         # Where only the sum's noise hides a client, whom the server refuses must not depend on its
         # message: no bound then follows from the messages of the round.
         private_sum = not isinstance(planned, NoClaim) and planned.scope.trust is not Trust.LOCAL
@@ -363,9 +335,6 @@ class SketchStrategy(Strategy):
         claim, nodes = self._paying(list(asked), clients)
         if not nodes:
             return []
-        error = predicted_error(self._method, claim, len(nodes)) if self._index == 0 else None
-        if error is not None and error > 1:
-            _LOG.warning(_TOO_NOISY, len(nodes), error)
         current = self._open(claim, nodes, grid, nonce)
         if lookup is not None:
             current.bytes_down, current.bytes_up = lookup.bytes_down, lookup.bytes_up
@@ -392,7 +361,7 @@ class SketchStrategy(Strategy):
         return Round(
             self.plan, self._method, claim, self._index, self._fingerprint(self._index),
             tuple(nodes), grid, self._timeout, nonce,
-            weight="" if self._alike else self._weight,
+            weight=self._counts_by,
             limit=math.inf if self._limit is None else self._limit,
             usual=self._usual_norm, substitutes=self._substitutes,
         )  # fmt: skip
@@ -448,11 +417,10 @@ class SketchStrategy(Strategy):
         """Claim of the round, and the nodes that can pay for it; none, if too few can."""
         least = self.plan.min_replies
         claim, able, reason = self._affordable(nodes)
-        if len(able) == len(nodes):
-            return claim, able
-        if len(able) >= least:
-            spent = len(nodes) - len(able)
+        spent = len(nodes) - len(able)
+        if spent and len(able) >= least:
             _LOG.info("%d of %d nodes are left out: their budget is spent", spent, len(nodes))
+        if not spent or len(able) >= least:
             return claim, able
         why = f"{len(able)} of {len(nodes)} nodes can pay, and {least} are needed"
         if len(self._affordable(list(grid.get_node_ids()))[1]) >= least:
@@ -474,6 +442,7 @@ class SketchStrategy(Strategy):
         Returns the name of the model's record, and the bytes of all messages.
         """
         name, size, sizes, history = "", 0, dict[int, int](), self._history
+        key_check = self._fingerprint(0) or b""
         for message in messages:
             node, content = message.metadata.dst_node_id, message.content
             if len(content.array_records) != 1:
@@ -486,13 +455,13 @@ class SketchStrategy(Strategy):
             rounds = [index for index, _ in totals]
             parts[RECORD] = Request(
                 series=self._series, nonce=nonce, round_index=round_index, plan=self._plan_text,
-                key_check=self._fingerprint(0) or b"", arrays=name,
+                key_check=key_check, arrays=name,
                 base=NO_MODEL if arrays is None else start, version=history.version,
                 first=start + 1, totals=[total for _, total in totals], rounds=rounds,
                 digest=b"" if self._key is None else history.digest,
                 statement=statement, known=digests,
                 clip=self._clips[rounds[0]] if rounds else self._method.round_clip or 0.0,
-                weight="" if self._alike else self._weight, counted=self._counted.get(node, -1),
+                weight=self._counts_by, counted=self._counted.get(node, -1),
             ).to_record()  # fmt: skip
             if node in instructions:
                 parts[SUM_RECORD] = instructions[node]
@@ -632,7 +601,7 @@ class SketchStrategy(Strategy):
         model = self._history.arrays
         messages = list(self.strategy.configure_evaluate(server_round, model, config, grid))
         self._nonce = secrets.token_bytes(16)
-        self._evaluation_bytes[1] += self._fill(messages, self._nonce, self._index, {})[1]
+        self._fill(messages, self._nonce, self._index, {})
         return messages
 
     def aggregate_evaluate(
@@ -642,7 +611,6 @@ class SketchStrategy(Strategy):
         kept = []
         for message in replies:
             if message.has_content():
-                self._evaluation_bytes[0] += records.content_bytes(message.content)
                 try:
                     reply = Reply.find(message)
                     if reply.nonce != self._nonce:

@@ -35,24 +35,11 @@ import numpy as np
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check_whole
-from diffsketch.secure_sum import masks, messages
+from diffsketch.secure_sum import masks, messages, primitives
 from diffsketch.secure_sum.client import ReplyGuard
 from diffsketch.secure_sum.masks import Words
 from diffsketch.secure_sum.messages import MessageKind, RoundParams, Stage
-from diffsketch.secure_sum.primitives import (
-    NONCE_BYTES,
-    PUBLIC_BYTES,
-    SECRET_BYTES,
-    SIGNATURE_BYTES,
-    TAG_BYTES,
-    KeyPair,
-    RefusedError,
-    SigningIdentity,
-    decrypt,
-    derive,
-    encrypt,
-    verify,
-)
+from diffsketch.secure_sum.primitives import PUBLIC_BYTES, SECRET_BYTES, KeyPair, RefusedError
 from diffsketch.secure_sum.server import Total
 from diffsketch.wire import SERVER, DuplicateError, MessageFormat
 from diffsketch.wire.formats import pack, unpack
@@ -145,7 +132,7 @@ class OneShotClient:
         index: int,
         helper: bytes,
         *,
-        identity: SigningIdentity | None = None,
+        identity: primitives.SigningIdentity | None = None,
         randomness: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
         self.index, self._helper, self._randomness = index, helper, randomness
@@ -174,9 +161,9 @@ class OneShotClient:
     def seal(self, seed: bytes, params: OneShotParams) -> bytes:
         """Encrypt a seed for the helper."""
         # Drawn, as a channel may seal more than once in a round.
-        nonce = self._randomness(NONCE_BYTES)
+        nonce = self._randomness(primitives.NONCE_BYTES)
         key, bound = _seal_key(self._secret, self._ends, params)
-        return self._channel + nonce + encrypt(key, seed, bound, nonce=nonce)
+        return self._channel + nonce + primitives.encrypt(key, seed, bound, nonce=nonce)
 
 
 class OneShotHelper:
@@ -280,21 +267,22 @@ class OneShotHelper:
 
     def _opened(self, index: int, seal: bytes, params: OneShotParams, *, signed: bool) -> bytes:
         """Decrypt a seal; a channel's signature and secret are computed once."""
-        public, start = seal[:PUBLIC_BYTES], PUBLIC_BYTES + SIGNATURE_BYTES * signed
+        public, start = seal[:PUBLIC_BYTES], PUBLIC_BYTES + primitives.SIGNATURE_BYTES * signed
         ends = _ends(index, public, self.public)
         known, secret = self._channels.get(index, (b"", b""))
         if known != public:
             secret = self._pair.agree(public)
             if signed and self._identities is not None:
+                signature = seal[PUBLIC_BYTES:start]
                 try:
-                    verify(self._identities[index], seal[PUBLIC_BYTES:start], b"seal" + ends)
+                    primitives.verify(self._identities[index], signature, b"seal" + ends)
                 except RefusedError as error:
                     raise _LeftOutError(SealFault.UNSIGNED) from error
                 # As many as there are identities: of invented clients nothing is remembered.
                 self._channels[index] = public, secret
         key, bound = _seal_key(secret, ends, params)
-        nonce = seal[start : start + NONCE_BYTES]
-        return decrypt(key, seal[start + NONCE_BYTES :], bound, nonce=nonce)
+        nonce = seal[start : start + primitives.NONCE_BYTES]
+        return primitives.decrypt(key, seal[start + primitives.NONCE_BYTES :], bound, nonce=nonce)
 
 
 class OneShotLeader:
@@ -460,7 +448,8 @@ class _OpenSet:
 
 
 def _seal_bytes(signed: bool) -> int:
-    return PUBLIC_BYTES + SIGNATURE_BYTES * signed + NONCE_BYTES + SECRET_BYTES + TAG_BYTES
+    sealed = primitives.NONCE_BYTES + SECRET_BYTES + primitives.TAG_BYTES
+    return PUBLIC_BYTES + primitives.SIGNATURE_BYTES * signed + sealed
 
 
 def _ends(index: int, channel: bytes, helper: bytes) -> bytes:
@@ -470,12 +459,13 @@ def _ends(index: int, channel: bytes, helper: bytes) -> bytes:
 
 def _seal_key(secret: bytes, ends: bytes, params: OneShotParams) -> tuple[bytes, bytes]:
     """Return the key of a channel for one round, and what a sealed seed is bound to."""
-    return derive(secret, context=params.context, label="seal", about=ends), params.context + ends
+    key = primitives.derive(secret, context=params.context, label="seal", about=ends)
+    return key, params.context + ends
 
 
 def _tag(key: bytes, answer: bytes, params: OneShotParams) -> bytes:
     digest = hashlib.sha256(answer).digest()
-    return derive(key, context=params.context, label="answer", about=digest)
+    return primitives.derive(key, context=params.context, label="answer", about=digest)
 
 
 def _digest(indices: Iterable[int]) -> bytes:

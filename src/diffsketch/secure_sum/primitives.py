@@ -19,7 +19,7 @@ member is out of scope.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from operator import mul
 
 from diffsketch.errors import check
@@ -165,49 +165,33 @@ def share_number(share: bytes) -> int:
     return value
 
 
-class ShareRecovery:
-    """Recovers secrets from shares at the same points; `unforeseen` is a secret random number `r`.
+def weights_at_zero(points: Sequence[int]) -> list[int]:
+    """Compute the weights by which shares at these points add up to their secret.
 
-    With more shares than the threshold, the others must lie on the same polynomial. That is
-    checked at once for all of them: with the weights `v_i = 1 / prod_{j != i} (x_i - x_j)`,
-    `sum_i v_i g(x_i) y_i = 0` for every polynomial `g` of degree below `points - threshold`,
-    exactly if all `y_i` are values of one polynomial of degree below the threshold. Taking
-    `g(x) = (x - r) ** (points - threshold - 1)` with an unforeseeable `r`, wrong shares pass with
-    a probability below `points / 2**256`.
+    They are those of Lagrange's polynomial through all of the points, at 0. It is the secret's for
+    as many points as its threshold or more, if no share is wrong: whoever recovers a secret has to
+    compare it with what its owner has promised.
 
     Guarantees (`tests/secure_sum/test_primitives.py`): the secret comes back from any shares, as
-    many as the threshold or more; one wrong share beyond that is found.
+    many as the threshold or more, and does not with a wrong one among them.
     """
+    _check_points(points, 1)
+    weights = []
+    for point in points:
+        above = below = 1
+        for other in points:
+            if other != point:
+                above, below = above * other % PRIME, below * (other - point) % PRIME
+        weights.append(above * pow(below, -1, PRIME) % PRIME)
+    return weights
 
-    def __init__(self, points: Sequence[int], *, threshold: int, unforeseen: int) -> None:
-        _check_points(points, threshold)
-        self.points = tuple(points)
-        degree = len(self.points) - threshold - 1
-        at_zero = 1
-        for point in self.points:
-            at_zero = at_zero * -point % PRIME
-        # The value at 0 is sum_i y_i v_i prod_{j != i} (0 - x_j).
-        self._at_zero: list[int] = []
-        self._checks: list[int] = []  # none without more points than the threshold
-        for point in self.points:
-            product = 1
-            for other in self.points:
-                if other != point:
-                    product = product * (point - other) % PRIME
-            weight = pow(product, -1, PRIME)
-            self._at_zero.append(weight * at_zero * pow(-point, -1, PRIME) % PRIME)
-            if degree >= 0:
-                self._checks.append(weight * pow(point - unforeseen, degree, PRIME) % PRIME)
 
-    def secret(self, shares: Mapping[int, bytes]) -> bytes:
-        """Recover the secret from shares by their points."""
-        values = [share_number(shares[point]) for point in self.points]
-        if sum(map(mul, self._checks, values)) % PRIME:
-            raise RefusedError("shares do not belong to one secret: somebody sent a wrong one")
-        value: int = sum(map(mul, self._at_zero, values)) % PRIME
-        if value >> (8 * SECRET_BYTES):
-            raise RefusedError("shares give no secret of 32 bytes: somebody sent a wrong one")
-        return value.to_bytes(SECRET_BYTES, "little")
+def recover(weights: Sequence[int], shares: Sequence[bytes]) -> bytes:
+    """Recover a secret from shares, with the weights of their points."""
+    value: int = sum(map(mul, weights, map(share_number, shares))) % PRIME
+    if value >> (8 * SECRET_BYTES):
+        raise RefusedError("shares give no secret of 32 bytes: somebody sent a wrong one")
+    return value.to_bytes(SECRET_BYTES, "little")
 
 
 def _check_points(points: Sequence[int], threshold: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from diffsketch.secure_sum.messages import (
     Stage,
     VoidError,
 )
-from diffsketch.secure_sum.primitives import KeyPair, RefusedError, ShareRecovery
+from diffsketch.secure_sum.primitives import KeyPair, RefusedError
 from diffsketch.wire import DuplicateError
 from diffsketch.wire.sums import CostlySum, costs_more_than_dense
 
@@ -107,7 +106,7 @@ class SecureSumServer:
         self._presence: dict[int, Presence] = {}
         self._signatures: dict[int, bytes] = {}
         self._revealed: dict[int, dict[int, bytes]] = {}
-        self._recoveries: dict[tuple[int, ...], ShareRecovery] = {}
+        self._weights: dict[tuple[int, ...], list[int]] = {}  # of shares, by their points
         self._total: Total | None = None
         self._void: VoidError | None = None
 
@@ -324,15 +323,12 @@ class SecureSumServer:
         )
 
     def _secret(self, shares: Mapping[int, bytes]) -> bytes | None:
-        """Recover the secret of members' shares; None if they do not share a secret."""
+        """Recover the secret of members' shares; None if they give none."""
         points = tuple(self.params.points[index] for index in shares)
-        if points not in self._recoveries:
-            unforeseen = secrets.randbelow(primitives.PRIME)
-            self._recoveries[points] = ShareRecovery(
-                points, threshold=self.params.threshold, unforeseen=unforeseen
-            )
+        if points not in self._weights:
+            self._weights[points] = primitives.weights_at_zero(points)
         try:
-            return self._recoveries[points].secret(dict(zip(points, shares.values(), strict=True)))
+            return primitives.recover(self._weights[points], list(shares.values()))
         except RefusedError:
             return None
 
