@@ -8,14 +8,16 @@ that memory does not grow with the batch.
 *A record's gradient must not depend on other records.* Claims bound what a record adds to a sum;
 if it also changed the last bits of others' gradients, which batched products may do, it would move
 the sum by more. So every piece has the same shape, with rows of zeros where there are no records,
-and `RecordGradients` tries on made-up records whether a row has the same bits at every place and in
-any company. If not, records are taken one at a time.
+and `RecordGradients` tries on made-up records and weights whether a row has the same bits at every
+place and in any company. If not, records are taken one at a time. A module that changes its buffers
+while training would carry something of a record to later ones, and is refused.
 """
 
 from __future__ import annotations
 
+import copy
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -158,10 +160,11 @@ class RecordGradients:
             out[:, start : start + trained[name].numel()] = gradient.flatten(1)
 
     def _compute_fast(
-        self, inputs: Tensor, labels: Tensor, layers: dict[str, nn.Module], out: Tensor
+        self, inputs: Tensor, labels: Tensor, names: Sequence[str], out: Tensor
     ) -> None:
         """Write gradients as products of the layers' inputs and the gradients of their outputs."""
         seen: dict[str, tuple[Tensor, Tensor]] = {}
+        layers = {name: self.model.get_submodule(name) for name in names}
 
         def keep(name: str) -> Callable[..., None]:
             def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -215,23 +218,35 @@ class RecordGradients:
                 out[:, start : start + bias.shape[1]] = bias
 
     def _try(self, inputs: Tensor, labels: Tensor) -> None:
-        """Once, on made-up records: compare both ways, and a record's bits at all places."""
-        if self._tried or (self.piece == 1 and self._layers is None):
+        """Once: compare both ways, and a record's bits at all places; refuse changing buffers.
+
+        With made-up records and made-up weights: with those of the first round, which others may
+        choose, and which are often zeros, much goes unnoticed.
+        """
+        if self._tried:
             return
-        self._tried = True
         generator = torch.Generator().manual_seed(0)
 
         def made_up(values: Tensor) -> Tensor:
             shape = (self.piece, *values.shape[1:])
             if values.is_floating_point():
                 return torch.randn(shape, generator=generator).to(values)
-            return torch.zeros(shape, dtype=values.dtype, device=values.device)
+            return torch.randint(2, shape, generator=generator).to(values)  # two classes, or tokens
 
-        mode = self.model.training
-        self.model.eval()  # without dropout, so that rows can be compared
+        model, self.model = self.model, copy.deepcopy(self.model)
         try:
+            with torch.no_grad():
+                for weight in self.model.parameters():
+                    scale = max(1, weight.shape[1:].numel()) ** -0.5
+                    weight.copy_(scale * torch.randn(weight.shape, generator=generator))
             first, second = made_up(inputs), made_up(labels)
             gradients = first.new_empty((self.piece, self.dim), dtype=torch.float32)
+            buffers = _versions(self.model)
+            with torch.random.fork_rng(range(torch.cuda.device_count())):
+                self._compute(first, second, out=gradients)
+            changed = sorted({name for name, _, _ in _versions(self.model) ^ buffers})
+            check(not changed, "model", "not change its buffers while training", changed)
+            self.model.eval()  # without dropout, so that rows can be compared
             self._compute(first, second, out=gradients)
             if self._layers is not None:
                 few = min(_RECORDS_TRIED, self.piece)
@@ -252,7 +267,13 @@ class RecordGradients:
                     self.piece = 1
                     break
         finally:
-            self.model.train(mode)
+            self.model = model
+        self._tried = True  # not after an error: nothing may be computed before all of this holds
+
+
+def _versions(model: nn.Module) -> set[tuple[str, int, int]]:
+    """Name the state of each buffer: another tensor, or one written to, has another."""
+    return {(name, id(values), values._version) for name, values in model.named_buffers()}
 
 
 def _scores(output: Any) -> Tensor:
@@ -260,9 +281,9 @@ def _scores(output: Any) -> Tensor:
     return scores
 
 
-def _fast_layers(model: nn.Module, names: list[str]) -> dict[str, nn.Module] | None:
-    """All layers with trained parameters, if there is a fast way for each of them."""
-    layers: dict[str, nn.Module] = {}
+def _fast_layers(model: nn.Module, names: list[str]) -> list[str] | None:
+    """Name all layers with trained parameters, if there is a fast way for each of them."""
+    layers, covered = list[str](), 0
     for name, module in model.named_modules():
         if getattr(module, "inplace", False):
             return None  # the gradient of an output that is written over is another's
@@ -277,8 +298,8 @@ def _fast_layers(model: nn.Module, names: list[str]) -> dict[str, nn.Module] | N
         )
         if not plain:
             return None
-        layers[name] = module
-    covered = sum(len(list(module.parameters(recurse=False))) for module in layers.values())
+        layers.append(name)
+        covered += len(list(module.parameters(recurse=False)))
     return layers if covered >= len(names) else None
 
 
