@@ -90,11 +90,6 @@ class RecordGradients:
         self._layers = _fast_layers(model, self._names)
         self._tried = False
 
-    @property
-    def fast(self) -> bool:
-        """Whether the model has only layers with a fast way."""
-        return self._layers is not None
-
     def pieces(self, inputs: Tensor, labels: Tensor) -> Iterator[Tensor]:
         """Compute gradients `(records, dim)`, float32, of as many records at a time as `piece`.
 
@@ -306,7 +301,9 @@ def _fast_layers(model: nn.Module, names: list[str]) -> list[str] | None:
 def opacus_gradients(model: nn.Module) -> Tensor:
     """Take the gradients `(records, dim)` that Opacus's `GradSampleModule` has left in `model`.
 
-    As `pieces` has them, to be given to `GroupMean.mean` of records; they are removed.
+    For `release_records` of `diffsketch.silos.messages`, on a batch of `Records.drawn`; they are
+    removed. Nothing here tries whether a record has the same last bits in any company there, on
+    which a proven claim then rests.
 
     Raises:
         ArgumentError: A parameter has none.
