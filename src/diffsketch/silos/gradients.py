@@ -44,17 +44,14 @@ class _NoFastWay(Exception):  # noqa: N818 - caught here
 def check_separable(model: nn.Module) -> None:
     """Raise an `ArgumentError`, with the usual replacement, if a layer mixes records."""
     for name, module in model.named_modules():
-        kind = type(module).__name__
         if isinstance(module, _BatchNorm):
-            raise ArgumentError(
-                f"model must not mix records, got {kind} at {name!r}, which normalises each by all "
-                "others of its batch: use nn.GroupNorm(min(32, channels), channels), or LayerNorm"
-            )
-        if isinstance(module, _InstanceNorm) and module.track_running_stats:
-            raise ArgumentError(
-                f"model must not mix records, got {kind} at {name!r} with running statistics: give "
-                "track_running_stats=False"
-            )
+            cure = "use nn.GroupNorm(min(32, channels), channels), or LayerNorm"
+        elif isinstance(module, _InstanceNorm) and module.track_running_stats:
+            cure = "give track_running_stats=False"
+        else:
+            continue
+        kind = type(module).__name__
+        raise ArgumentError(f"model must not mix records, got {kind} at {name!r}: {cure}")
 
 
 class RecordGradients:
