@@ -100,7 +100,7 @@ def test_rows_are_the_gradients_of_single_records(make: type[nn.Module], fast: b
     before = [p.detach().clone() for p in model.parameters()]
     computed = RecordGradients(model, piece=16)
     rows = all_rows(computed, inputs, labels)
-    assert computed.fast is fast
+    assert (computed._layers is not None) is fast
     trained = [p for p in model.parameters() if p.requires_grad]
     for record in (0, 15, 16, 77, COUNT - 1):
         loss = cross_entropy(model(inputs[record : record + 1]), labels[record : record + 1])
@@ -136,6 +136,43 @@ def test_where_company_changes_bits_records_are_taken_alone(
     rows = all_rows(computed, inputs, labels)
     assert computed.piece == 1
     assert torch.equal(all_rows(computed, inputs[9:10], labels[9:10]), rows[9:10])
+
+
+@pytest.mark.parametrize("make", [Elsewhere, mlp])
+def test_first_weights_of_zero_hide_nothing(make: type[nn.Module]) -> None:
+    """Both ways give zeros with them, whatever they do."""
+    model, (inputs, labels) = make(), examples()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    computed = RecordGradients(model, piece=16)
+    all_rows(computed, inputs, labels)
+    assert (computed._layers is not None) is (make is mlp)
+    assert not any(parameter.any() for parameter in model.parameters())
+
+
+class Remembers(nn.Linear):
+    """Keeps a running mean of all inputs, which mixes records."""
+
+    def __init__(self) -> None:
+        super().__init__(20, 5)
+        self.running: Tensor
+        self.register_buffer("running", torch.zeros(20))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training:
+            self.running = 0.9 * self.running + 0.1 * inputs.detach().mean(0)
+        return super().forward(inputs - self.running)
+
+
+@pytest.mark.parametrize("piece", [1, 16])
+def test_a_module_that_remembers_records_is_refused_again_and_again(piece: int) -> None:
+    model, (inputs, labels) = Remembers(), examples()
+    computed = RecordGradients(model, piece=piece)
+    for _ in range(2):  # whoever goes on after an error gets no gradient either
+        with pytest.raises(ArgumentError, match=r"not change its buffers.*\['running'\]"):
+            all_rows(computed, inputs, labels)
+    assert not model.running.any()
 
 
 def test_other_losses() -> None:

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.methods import GaussianMean
 from diffsketch.privacy import SecureNoise
-from diffsketch.silos import RecordGradients, Records
+from diffsketch.silos import RecordGradients, Records, check_persons
 from diffsketch.silos.messages import encode_records
-from diffsketch.silos.records import check_persons
 from diffsketch.sketch import SketchKey
 
 SEED = SketchKey.from_integer(0).seed(0)

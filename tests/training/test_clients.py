@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -240,14 +239,3 @@ def test_values_are_never_changed() -> None:
             value.fill_(9)
     assert first.rounds.tolist() == counts[0]
     assert float(first.epsilon(DELTA)) == prices[0]
-
-
-def test_another_budget_has_another_allowance() -> None:
-    accounts = Participation(1, Budget(0.5, DELTA))
-    with pytest.raises(BudgetExceeded):
-        accounts.after(GAUSSIAN, of(0))
-    free = replace(accounts, budget=None).after(GAUSSIAN, of(0))
-    assert free.rounds.tolist() == [1]
-    for unlimited in (free, Participation(1)):
-        with pytest.raises(BudgetExceeded):
-            replace(unlimited, budget=Budget(0.5, DELTA)).after(GAUSSIAN, of(0))

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from diffsketch.app.build import build
 from diffsketch.app.settings import RunConfig
 from diffsketch.errors import ArgumentError
+from diffsketch.methods import GaussianMean
+from diffsketch.training.rounds import DistributedSGD
+from diffsketch.training.simulation import Simulation
+from diffsketch.training.tasks import Task, load_task
 
 
 def config(**changes: Any) -> RunConfig:
@@ -58,6 +64,28 @@ def test_resolved_settings_build_the_same_and_a_state_continues() -> None:
     first.simulation.step()
     again.simulation.step()
     assert torch.equal(first.simulation.weights, again.simulation.weights)
+
+
+def persons_simulation(persons: Tensor) -> Simulation:
+    task = load_task("mnist", workers=3, samples=20)
+    devices = replace(task.devices, persons=persons)
+    method = GaussianMean(
+        dim=7850, clip=1.0, noise_multiplier=1.0, unit="person", relation="add-or-remove",
+        trust="distributed", cohort=3, rate=0.5, records=2.5,
+    )  # fmt: skip
+    own = Task("own", devices, task.test, task.model)
+    return Simulation(own, method=method, algorithm=DistributedSGD(0.5, 10), rounds=2)
+
+
+def test_persons_are_in_one_silo_each() -> None:
+    simulation = persons_simulation(torch.arange(60) // 4)
+    assert [records.members for records in simulation._records] == [5, 5, 5]
+    assert simulation.run() == ""
+    assert "person unit, add-or-remove, distributed trust" in str(simulation.epsilon(1e-5))
+    others = persons_simulation(torch.arange(60) // 5)
+    assert others.identity != simulation.identity
+    with pytest.raises(ArgumentError, match=r"one party each, got 2 in 'worker-0' and 'worker-1'"):
+        persons_simulation(torch.arange(60) // 8)
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,16 @@ that memory does not grow with the batch.
 *A record's gradient must not depend on other records.* Claims bound what a record adds to a sum;
 if it also changed the last bits of others' gradients, which batched products may do, it would move
 the sum by more. So every piece has the same shape, with rows of zeros where there are no records,
-and `RecordGradients` tries on made-up records whether a row has the same bits at every place and in
-any company. If not, records are taken one at a time.
+and `RecordGradients` tries on made-up records and weights whether a row has the same bits at every
+place and in any company. If not, records are taken one at a time. A module that changes its buffers
+while training would carry something of a record to later ones, and is refused.
 """
 
 from __future__ import annotations
 
+import copy
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -42,17 +44,14 @@ class _NoFastWay(Exception):  # noqa: N818 - caught here
 def check_separable(model: nn.Module) -> None:
     """Raise an `ArgumentError`, with the usual replacement, if a layer mixes records."""
     for name, module in model.named_modules():
-        kind = type(module).__name__
         if isinstance(module, _BatchNorm):
-            raise ArgumentError(
-                f"model must not mix records, got {kind} at {name!r}, which normalises each by all "
-                "others of its batch: use nn.GroupNorm(min(32, channels), channels), or LayerNorm"
-            )
-        if isinstance(module, _InstanceNorm) and module.track_running_stats:
-            raise ArgumentError(
-                f"model must not mix records, got {kind} at {name!r} with running statistics: give "
-                "track_running_stats=False"
-            )
+            cure = "use nn.GroupNorm(min(32, channels), channels), or LayerNorm"
+        elif isinstance(module, _InstanceNorm) and module.track_running_stats:
+            cure = "give track_running_stats=False"
+        else:
+            continue
+        kind = type(module).__name__
+        raise ArgumentError(f"model must not mix records, got {kind} at {name!r}: {cure}")
 
 
 class RecordGradients:
@@ -87,11 +86,6 @@ class RecordGradients:
         self._starts = dict(zip(self._names, [0, *self._ends], strict=False))
         self._layers = _fast_layers(model, self._names)
         self._tried = False
-
-    @property
-    def fast(self) -> bool:
-        """Whether the model has only layers with a fast way."""
-        return self._layers is not None
 
     def pieces(self, inputs: Tensor, labels: Tensor) -> Iterator[Tensor]:
         """Compute gradients `(records, dim)`, float32, of as many records at a time as `piece`.
@@ -158,10 +152,11 @@ class RecordGradients:
             out[:, start : start + trained[name].numel()] = gradient.flatten(1)
 
     def _compute_fast(
-        self, inputs: Tensor, labels: Tensor, layers: dict[str, nn.Module], out: Tensor
+        self, inputs: Tensor, labels: Tensor, names: Sequence[str], out: Tensor
     ) -> None:
         """Write gradients as products of the layers' inputs and the gradients of their outputs."""
         seen: dict[str, tuple[Tensor, Tensor]] = {}
+        layers = {name: self.model.get_submodule(name) for name in names}
 
         def keep(name: str) -> Callable[..., None]:
             def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -215,23 +210,35 @@ class RecordGradients:
                 out[:, start : start + bias.shape[1]] = bias
 
     def _try(self, inputs: Tensor, labels: Tensor) -> None:
-        """Once, on made-up records: compare both ways, and a record's bits at all places."""
-        if self._tried or (self.piece == 1 and self._layers is None):
+        """Once: compare both ways, and a record's bits at all places; refuse changing buffers.
+
+        With made-up records and made-up weights: with those of the first round, which others may
+        choose, and which are often zeros, much goes unnoticed.
+        """
+        if self._tried:
             return
-        self._tried = True
         generator = torch.Generator().manual_seed(0)
 
         def made_up(values: Tensor) -> Tensor:
             shape = (self.piece, *values.shape[1:])
             if values.is_floating_point():
                 return torch.randn(shape, generator=generator).to(values)
-            return torch.zeros(shape, dtype=values.dtype, device=values.device)
+            return torch.randint(2, shape, generator=generator).to(values)  # two classes, or tokens
 
-        mode = self.model.training
-        self.model.eval()  # without dropout, so that rows can be compared
+        model, self.model = self.model, copy.deepcopy(self.model)
         try:
+            with torch.no_grad():
+                for weight in self.model.parameters():
+                    scale = max(1, weight.shape[1:].numel()) ** -0.5
+                    weight.copy_(scale * torch.randn(weight.shape, generator=generator))
             first, second = made_up(inputs), made_up(labels)
             gradients = first.new_empty((self.piece, self.dim), dtype=torch.float32)
+            buffers = _versions(self.model)
+            with torch.random.fork_rng(range(torch.cuda.device_count())):
+                self._compute(first, second, out=gradients)
+            changed = sorted({name for name, _, _ in _versions(self.model) ^ buffers})
+            check(not changed, "model", "not change its buffers while training", changed)
+            self.model.eval()  # without dropout, so that rows can be compared
             self._compute(first, second, out=gradients)
             if self._layers is not None:
                 few = min(_RECORDS_TRIED, self.piece)
@@ -252,7 +259,13 @@ class RecordGradients:
                     self.piece = 1
                     break
         finally:
-            self.model.train(mode)
+            self.model = model
+        self._tried = True  # not after an error: nothing may be computed before all of this holds
+
+
+def _versions(model: nn.Module) -> set[tuple[str, int, int]]:
+    """Name the state of each buffer: another tensor, or one written to, has another."""
+    return {(name, id(values), values._version) for name, values in model.named_buffers()}
 
 
 def _scores(output: Any) -> Tensor:
@@ -260,9 +273,9 @@ def _scores(output: Any) -> Tensor:
     return scores
 
 
-def _fast_layers(model: nn.Module, names: list[str]) -> dict[str, nn.Module] | None:
-    """All layers with trained parameters, if there is a fast way for each of them."""
-    layers: dict[str, nn.Module] = {}
+def _fast_layers(model: nn.Module, names: list[str]) -> list[str] | None:
+    """Name all layers with trained parameters, if there is a fast way for each of them."""
+    layers, covered = list[str](), 0
     for name, module in model.named_modules():
         if getattr(module, "inplace", False):
             return None  # the gradient of an output that is written over is another's
@@ -277,15 +290,17 @@ def _fast_layers(model: nn.Module, names: list[str]) -> dict[str, nn.Module] | N
         )
         if not plain:
             return None
-        layers[name] = module
-    covered = sum(len(list(module.parameters(recurse=False))) for module in layers.values())
+        layers.append(name)
+        covered += len(list(module.parameters(recurse=False)))
     return layers if covered >= len(names) else None
 
 
 def opacus_gradients(model: nn.Module) -> Tensor:
     """Take the gradients `(records, dim)` that Opacus's `GradSampleModule` has left in `model`.
 
-    As `pieces` has them, to be given to `GroupMean.mean` of records; they are removed.
+    For `release_records` of `diffsketch.silos.messages`, on a batch of `Records.drawn`; they are
+    removed. Nothing here tries whether a record has the same last bits in any company there, on
+    which a proven claim then rests.
 
     Raises:
         ArgumentError: A parameter has none.

@@ -12,22 +12,20 @@ from diffsketch.compiled import compiled
 @compiled(fastmath={"reassoc", "contract"})  # type: ignore[untyped-decorator]
 def add_bounded(
     tables: Any, length: Any, step: Any, largest: Any, dither: Any, total: Any, scratch: Any
-) -> Any:
+) -> None:
     """Add each row of float32 `tables`, bounded and rounded, to `total` (int64).
 
     A row is scaled down to a norm of `length`, divided by `step`, and rounded by the dither (int32
     numbers of `scratch`). Where that makes the sum of squares larger than `largest`, it is rounded
     towards zero instead, and where not even that is enough it counts as zeros: so does a row that
-    is not finite. Returns the number of rows that were not finite.
+    is not finite.
     """
-    broken = 0
     for row in range(tables.shape[0]):
         table = tables[row]
         square = 0.0
         for i in range(table.size):
             square += np.float64(table[i]) * np.float64(table[i])
         if not square < np.inf:  # squares of float32 do not overflow in float64
-            broken += 1
             continue
         norm = np.sqrt(square)
         factor = (length / norm if norm > length else 1.0) / step
@@ -44,4 +42,3 @@ def add_bounded(
         if norms <= largest:
             for i in range(table.size):
                 total[i] += scratch[i]
-    return broken

@@ -119,8 +119,13 @@ def _secret_random(noise: Noise) -> Iterator[None]:
     if not isinstance(noise, SecureNoise):  # simulated: the same run has the same bits
         yield
         return
-    with torch.random.fork_rng(range(torch.cuda.device_count())):
-        torch.manual_seed(secrets.randbits(63))
+    devices = torch.cuda.device_count()
+    with torch.random.fork_rng(range(devices)):
+        # Not by torch.manual_seed, which formats the stack where there is no GPU: for a small
+        # message that takes longer than all else.
+        torch.default_generator.manual_seed(secrets.randbits(63))
+        if devices:
+            torch.cuda.manual_seed_all(secrets.randbits(63))
         yield
 
 

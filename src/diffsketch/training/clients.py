@@ -77,8 +77,7 @@ class Participation:
         if self.rounds is None:
             check_whole("clients", self.clients, least=1)
             object.__setattr__(self, "rounds", np.zeros(self.clients, np.int64))
-        # An allowance remembers what is within its budget, so it must not outlive the budget.
-        if self._allowance is None or self._allowance.budget != self.budget:
+        if self._allowance is None:
             object.__setattr__(self, "_allowance", Allowance(self.budget))
 
     @property

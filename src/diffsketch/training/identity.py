@@ -30,7 +30,8 @@ def run_identity(task: Task, seed: int, settings: str, *, noise_key: NoiseKey | 
     """
     # The test set as well: all evaluations of a continued run are of one set.
     devices, test = task.devices, task.test
-    data = tensor_digest(devices.examples.inputs, devices.examples.labels, devices.starts)
+    about = devices.examples.inputs, devices.examples.labels, devices.starts, devices.persons
+    data = tensor_digest(*(values for values in about if values is not None))
     text = (
         f"task={task.name!r}, data={data}, test={tensor_digest(test.inputs, test.labels)}, "
         f"model={_digest(str(task.model(seed)).encode())}, seed={seed}, {settings}"

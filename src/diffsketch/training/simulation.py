@@ -33,7 +33,7 @@ from diffsketch.privacy.accounting.budget import Budget, BudgetExceeded
 from diffsketch.privacy.claim import Claim, Epsilon, NoClaim, ProvenClaim, SimulatedClaim
 from diffsketch.privacy.noise import Noise
 from diffsketch.privacy.simulated_noise import SERVER_NOISE, CohortNoise, NoiseKey
-from diffsketch.silos import RecordGradients, Records
+from diffsketch.silos import RecordGradients, Records, check_persons
 from diffsketch.sketch.hashing import HashSeed, SketchKey
 from diffsketch.training.clients import ACCOUNTS, EVERYONE, Participation
 from diffsketch.training.identity import run_identity, run_noise_key
@@ -212,11 +212,15 @@ class Simulation:
         self._check_options()
         self._records: tuple[Records, ...] = ()
         if method.takes_records:
-            examples, ends = task.devices.examples, task.devices.starts.tolist()
+            examples, persons = task.devices.examples, task.devices.persons
             self._records = tuple(
-                Records(examples.inputs[start:end], examples.labels[start:end])
-                for start, end in pairwise(ends)
-            )
+                Records(
+                    examples.inputs[start:end], examples.labels[start:end],
+                    None if persons is None else persons[start:end],
+                )
+                for start, end in pairwise(task.devices.starts.tolist())
+            )  # fmt: skip
+            check_persons(dict(zip(task.devices.names, self._records, strict=True)))
             self._gradients = RecordGradients(
                 working_copy(model).to(examples.labels.device), loss=task.loss
             )
@@ -230,6 +234,7 @@ class Simulation:
         # Who takes the model and not the sums does not know where the clip has moved.
         clip_bytes = CLIP_BYTES if method.round_clip else 0
         self._model_bytes = self.server.model_bytes(method.dim) + clip_bytes
+        self._wire_bytes = method.wire_bytes, method.total_format.sum_bytes  # of a message, a sum
         weights = flatten(model).to(target)
         if not len(weights) == method.dim == trainer.dim:
             raise MismatchError(
@@ -593,7 +598,7 @@ class Simulation:
         *, claim: Claim,
     ) -> Aggregate:  # fmt: skip
         """Compute the vectors of a cohort, encode them in parts, and add the messages up."""
-        if method.takes_records:
+        if self._records:
             return self._sum_records(method, weights, cohort, seed, index, claim=claim)
         form, noised = method.total_format, []
         kind = torch.float32 if form.cells == "float32" else torch.int64
@@ -678,10 +683,8 @@ class Simulation:
         mask, masks = 0, 0
         if self.algorithm.correction == "shared":
             mask, masks = mask_bytes(self.method.dim, len(cohort))
-        up, round_bytes = (
-            present * (self.method.wire_bytes + mask),
-            self.method.total_format.sum_bytes,
-        )
+        message_bytes, round_bytes = self._wire_bytes
+        up = present * (message_bytes + mask)
         if self.algorithm.local_epochs is None:
             return up, len(synced) * (round_bytes + masks), len(synced), synced
         # Who takes part begins with the model of this round, and gets its result when drawn next.

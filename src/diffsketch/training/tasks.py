@@ -72,11 +72,19 @@ class Examples:
 
 @dataclass(frozen=True, eq=False)
 class Devices:
-    """Examples of all devices (or workers), one device after another."""
+    """Examples of all devices (or workers), one device after another.
+
+    Args:
+        examples: Of all of them.
+        starts: `(devices + 1,)`, int64: device `i` has `starts[i]` to `starts[i + 1]`.
+        names: Of the devices.
+        persons: `(examples,)`, whole numbers: whose each is, for methods with `unit="person"`.
+    """
 
     examples: Examples
-    starts: Tensor  # `(devices + 1,)`, int64: device `i` has `starts[i]` to `starts[i + 1]`
+    starts: Tensor
     names: tuple[str, ...]
+    persons: Tensor | None = None
 
     def __post_init__(self) -> None:
         starts, count = self.starts, len(self.names)
