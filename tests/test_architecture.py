@@ -76,6 +76,7 @@ ONLY_IN = {
     "typer": "cli.py paper/__main__.py",
     "flwr": "flower/*.py",
     "duckdb": "analytics/files.py",
+    "pyspark": "analytics/spark.py",
 }
 
 # Images where the field has terms, and openings that do not say what a thing is or does.
