@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "flower": CORE | {"secure_sum", "silos", "logs"},
     "planning": CORE,
     "analytics": CORE | {"planning"},
-    "auditing": CORE | {"silos", "training", "ddp"},
+    "auditing": CORE | {"analytics", "silos", "training", "ddp"},
     "pages": BASE | {"privacy"},
     "app": CORE | {"analytics", "silos", "training", "planning", "pages", "logs", "__version__"},
     "cli": CORE | {"analytics", "planning", "auditing", "pages", "app", "__version__"},
