@@ -26,7 +26,10 @@ for name, library in (("trainer", "transformers"), ("lightning",) * 2, ("acceler
     if not find_spec(library):
         collect_ignore_glob.append(f"src/diffsketch/ddp/integrations/{name}.py")
 
-# Flower is an extra.
+# Spark is an extra, and so is Flower.
+if not find_spec("pyspark"):
+    collect_ignore_glob.append("src/diffsketch/analytics/spark.py")
+
 if not find_spec("flwr"):
     collect_ignore_glob += ["src/diffsketch/flower/*.py", "tests/flower/*.py"]
 

@@ -3,33 +3,19 @@
 from __future__ import annotations
 
 import gzip
-import math
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import duckdb
-import numpy as np
 import pytest
 
-from diffsketch import Account, Answer, private_counts, private_mean, private_quantiles
+from diffsketch import Account, Answer
 from diffsketch.analytics import Terms
 from diffsketch.analytics.files import PeopleFile
 from diffsketch.errors import ArgumentError, DataError
-from tests.analytics.neighbours import tables_of
+from tests.analytics.tables import COLUMNS, TERMS, check_no_key_is_favoured, check_sums
 from tests.helpers.refusals import refused
-
-RNG = np.random.default_rng(2)
-ROWS = 3000
-COLUMNS: dict[str, Any] = {
-    "who": RNG.integers(0, 900, ROWS),
-    "age": RNG.normal(45, 30, ROWS),  # beyond the bounds at either end
-    "gross income": RNG.lognormal(10, 1, ROWS),
-    "paid": RNG.random(ROWS) < 0.3,
-    "city": RNG.choice(["Rome", 'B"ath', "Zürich, old", "Y\ns", "L'Aquila"], ROWS),
-}
-TERMS = Terms(1.0)
 
 
 @pytest.fixture(scope="module", params=["csv", "csv.gz", "tsv", "parquet"])
@@ -55,46 +41,14 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.mark.parametrize("person", [None, "who"])
 def test_sums_are_those_of_the_data_in_memory(path: Path, person: str | None) -> None:
-    """Bit for bit, with the same noise: so answers have the same law."""
-    file, who = PeopleFile(path, person=person), None if person is None else COLUMNS["who"]
-    names, bounds = ["age", "gross income", "paid"], [(0.1, 77.7), (-3, 250_000), (0, 1)]
-    data = {name: COLUMNS[name] for name in names}
-    income = COLUMNS["gross income"]
-    pairs: list[tuple[Callable[[], Any], Callable[[], Any]]] = [
-        (lambda: file.mean(names, bounds, TERMS),
-         lambda: private_mean(data, bounds=bounds, epsilon=1.0, person=who)),
-        (lambda: file.quantiles("gross income", 0.5, (0.1, 99_999.9), TERMS),
-         lambda: private_quantiles(income, 0.5, bounds=(0.1, 99_999.9), epsilon=1.0, person=who)),
-    ]  # fmt: skip
-    for here, there in pairs:
-        with tables_of(here) as ours, tables_of(there) as theirs:
-            ((total, mechanism),), ((other, same),) = ours, theirs
-            np.testing.assert_array_equal(total, other)
-            assert mechanism == same
-    answers: list[Answer] = []
-    most: Any = {"keys_per_person": 5}
-    with (
-        tables_of(lambda: answers.append(file.counts("city", TERMS, **most))),
-        tables_of(
-            lambda: answers.append(private_counts(who, COLUMNS["city"], epsilon=1.0, **most))
-        ),
-    ):
-        assert list(answers[0].rows()) == list(answers[1].rows())
-        assert answers[0].people == answers[1].people
-        assert answers[0].claim == answers[1].claim
-        assert len(answers[0]) == 5
+    check_sums(PeopleFile(path, person=person))
 
 
 def test_no_key_is_favoured(tmp_path: Path) -> None:
-    """Of 10 keys 1 is kept, each equally often: 10,000 people, 5 standard deviations, 1e-5."""
     file = tmp_path / "keys.csv"
     rows = (f"{person},{key}" for person in range(10_000) for key in range(10))
     file.write_text("\n".join(["person,key", *rows]))
-    answers: list[Answer] = []
-    with tables_of(lambda: answers.append(PeopleFile(file, person="person").counts("key", TERMS))):
-        counts = answers[0].estimates
-    assert counts.sum() == 10_000
-    assert np.abs(counts - 1000).max() < 5 * math.sqrt(900)
+    check_no_key_is_favoured(PeopleFile(file, person="person"))
 
 
 def test_top_and_thresholds(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ import pytest
 import torch
 from scipy.sparse import coo_array, csr_matrix
 
+from benchmarks.timing import extra_memory
+from diffsketch import private_counts, private_mean
 from diffsketch.analytics.items import (
     STEPS,
     Items,
@@ -99,6 +101,42 @@ def test_values_of_a_person_and_key_add_up_before_they_are_clipped() -> None:
     items = Items.of(["a", "a", "b"], ["x", "x", "x"], [4.0, 5.0, 1.0]).bounded(1, (0.0, 6.0))
     assert items.value is not None
     assert items.value.tolist() == [6.0, 1.0]
+
+
+@pytest.mark.parametrize("size", [1, 7, 10**6])
+def test_pieces_have_whole_people(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In however many pieces, and whatever the order of the rows: the same items."""
+    rng = np.random.default_rng(2)
+    person, key = rng.integers(50, size=2000), rng.integers(30, size=2000)
+    monkeypatch.setattr("secrets.token_bytes", lambda count: bytes(count))
+    whole = Items.of(person, key, key).bounded(3, (0.0, 20.0))
+    monkeypatch.setattr("diffsketch.analytics.items._PIECE", size)
+    order = np.argsort(person, kind="stable")
+    for rows in (slice(None), order):
+        pieces = list(Items.of(person[rows], key[rows], key[rows]).pieces(3, (0.0, 20.0)))
+        assert len(pieces) == {1: 50, 7: 50, 10**6: 1}[size]
+        for name in ("person", "key", "value"):
+            held = np.concatenate([getattr(piece, name) for piece in pieces])
+            np.testing.assert_array_equal(held, getattr(whole, name))
+
+
+@pytest.mark.slow
+def test_memory_beyond_the_data() -> None:
+    """Of 200,000 people with 20 keys each of 100,000: 80 GB if they were dense, 32 MB as CSR."""
+    people, each, keys, cpu = 200_000, 20, 100_000, torch.device("cpu")
+    places = np.random.default_rng(1).integers(keys, size=each * people, dtype=np.int32)
+    starts = np.arange(people + 1, dtype=np.int32) * each
+    matrix = csr_matrix((np.ones(len(places), np.float32), places, starts), shape=(people, keys))
+    columns = matrix.tocoo()
+    settings: Any = {"epsilon": 1.0, "keys_per_person": each}
+    for call in (
+        lambda: private_mean(matrix, bounds=(0, 1), **settings),
+        lambda: private_counts(columns.row, columns.col, **settings),
+    ):
+        taken = extra_memory(call, device=cpu)
+        assert taken is None or taken < 300 * 2**20
+    dense = extra_memory(lambda: matrix[:1000].toarray(), device=cpu)
+    assert dense is None or dense > 350 * 2**20  # the measure sees what it is to see
 
 
 def test_no_key_is_favoured() -> None:

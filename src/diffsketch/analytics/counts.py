@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from diffsketch.analytics.items import Bounds, Items, check_bounds
+from diffsketch.analytics.items import Bounds, Codes, Items, check_bounds
 from diffsketch.analytics.release import (
     NORMAL_95,
     Answer,
@@ -113,8 +113,8 @@ def private_counts(
             items.bounded(keys_per_person), keys_per_person, cells, message_bytes or 0, promise
         )
     noise = asked_noise(len(items.names), keys_per_person, pair, items.people, promise)
-    held = items.bounded(keys_per_person, pair)
-    total = count_total(held, len(items.names), noise.mechanism.step)
+    pieces = items.pieces(keys_per_person, pair)
+    total, _ = count_total(pieces, len(items.names), noise.mechanism.step)
     return asked_answer(question_of(pair), items.names, total, noise)
 
 
@@ -138,6 +138,7 @@ def count_tables(
     apart as they are long. Where a person's keys are always the same number of cells, `cells` is
     the limit.
     """
+    check_whole("keys_per_person", keys_per_person, least=1)
     most = min(keys_per_person, cells)
     shares = min(2 * most, cells)  # cells in which two people can differ
     norm, distance = math.sqrt(most), math.sqrt(shares)
@@ -163,13 +164,16 @@ def _gaussian_std(norm: float, distance: float, terms: Terms, failure: float) ->
     return multiplier * (distance if terms.relation == Relation.REPLACE else norm)
 
 
-def count_total(items: Items, cells: int, step: float) -> npt.NDArray[np.int64]:
-    """Sum of the tables of bounded items, in steps: what an engine adds up."""
-    if items.value is None:
-        return np.bincount(items.key, minlength=cells).astype(np.int64) * round(1 / step)
-    total = np.zeros(cells, np.int64)
-    np.add.at(total, items.key, np.rint(items.value / step).astype(np.int64))
-    return total
+def count_total(pieces: Iterable[Items], cells: int, step: float) -> tuple[Codes, Codes]:
+    """Sum the tables of bounded items, in steps, and count the items of each key."""
+    total, count = np.zeros((2, cells), np.int64)
+    for items in pieces:
+        count += np.bincount(items.key, minlength=cells)
+        if items.value is not None:
+            np.add.at(total, items.key, np.rint(items.value / step).astype(np.int64))
+        else:
+            total = count * round(1 / step)
+    return total, count
 
 
 def asked_noise(
@@ -263,12 +267,12 @@ def named_counts(
     k: int | None = None,
 ) -> Answer:
     """Count the keys of the data, with a threshold: `private_counts` has the proof."""
-    items = items.bounded(most, pair)
     noise, threshold = named_noise(most, pair, items.people, terms)
-    held, places = np.unique(items.key, return_inverse=True)
-    mine = Items(items.person, places.ravel(), items.value, items.people, items.names[held])
-    total = count_total(mine, len(held), noise.mechanism.step)
-    return named_answer([(mine.names.tolist(), total)], noise, threshold, question, k)
+    pieces = items.pieces(most, pair)
+    total, count = count_total(pieces, len(items.names), noise.mechanism.step)
+    held = np.flatnonzero(count)  # not keys that were dropped: nobody's number of keys is bounded
+    sums = [(items.names[held].tolist(), total[held])]
+    return named_answer(sums, noise, threshold, question, k)
 
 
 def named_answer(

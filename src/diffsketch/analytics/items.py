@@ -8,7 +8,7 @@ data changes nothing of it, and the bounds below are bounds on what one person c
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -23,6 +23,7 @@ from diffsketch.sketch.hashing import mix64
 Codes: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
 Bounds: TypeAlias = tuple[float, float]
+_PIECE = 1 << 19  # items that are bounded at a time
 STEPS = 1 << 30  # of half a range: rounding is below 1e-9 of it, and sums of 2**32 people fit
 
 
@@ -93,8 +94,8 @@ def _row(wrong: npt.NDArray[np.bool_]) -> int:
 def codes(values: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], Codes]:
     """Return the distinct values in order, and the place of each row's value among them."""
     if values.dtype != object:
-        names, places = np.unique(values, return_inverse=True)
-        return names, places.astype(np.int64, copy=False).ravel()
+        names = np.unique(values)  # with the places as well it would take twice the memory
+        return names, np.searchsorted(names, values)
     texts = values.tolist()
     distinct = sorted(set(texts))
     place = {text: i for i, text in enumerate(distinct)}
@@ -113,7 +114,7 @@ class Items:
 
     Attributes:
         person: Code of each item's person, below `people`.
-        key: Code of each item's key: its place in `names`.
+        key: Code of each item's key: its place in `names`; or -1, for items that do not count.
         value: Number of each item; None where only presence counts.
         people: Number of people, also of those without an item. It is public.
         names: The keys, in order.
@@ -145,10 +146,16 @@ class Items:
             if matrix is None:
                 kind = type(people).__name__
                 raise ArgumentError(f"keys must be given where people is no sparse matrix: {kind}")
-            matrix = matrix.tocoo()
-            present = matrix.data != 0  # a stored zero is no item
-            row, key = (side[present].astype(np.int64) for side in (matrix.row, matrix.col))
-            value = numbers(matrix.data, "people")[present] if present.any() else np.zeros(0)
+            # Views of the matrix, but for rows: a column of them as long as its data.
+            matrix = matrix.tocoo(copy=False)
+            row, key, value = matrix.row, matrix.col, matrix.data
+            if value.dtype.kind not in "biuf":
+                raise ArgumentError(f"people must be a matrix of numbers, got {value.dtype}")
+            if not value.all():  # a stored zero is no item
+                row, key, value = (side[value != 0] for side in (row, key, value))
+            if not np.isfinite(value).all():
+                wrong = row[_row(~np.isfinite(value))]
+                raise ArgumentError(f"people must have finite values, got others in row {wrong}")
             return cls(row, key, value, matrix.shape[0], np.arange(matrix.shape[1]))
         names, key = codes(column(keys, "keys"))
         if people is None:
@@ -165,24 +172,55 @@ class Items:
         return cls(person, key, value, count, names)
 
     def bounded(self, most: int, bounds: Bounds | None = None) -> Items:
+        """Bound what each person contributes: all of `pieces` as one."""
+        pieces = list(self.pieces(most, bounds))
+        person, key = (
+            np.concatenate([np.zeros(0, np.int64), *parts])
+            for parts in ([piece.person for piece in pieces], [piece.key for piece in pieces])
+        )
+        values = [piece.value for piece in pieces if piece.value is not None]
+        value = None if bounds is None else np.concatenate([np.zeros(0), *values])
+        return Items(person, key, value, self.people, self.names)
+
+    def pieces(self, most: int, bounds: Bounds | None = None) -> Iterator[Items]:
         """Bound what each person contributes: `most` keys, and values within `bounds`.
 
         Rows of a person with the same key are one item, of the sum of their values. Of a person
-        with more keys, `most` are drawn at random, so that no key is favoured.
+        with more keys, `most` are drawn at random, so that no key is favoured. Yields some people
+        at a time, so that memory beyond the data is that of a piece.
         """
         check_whole("keys_per_person", most, least=1)
         width = max(1, len(self.names))
         check(self.people <= 2**63 // width - 1, "people", "times keys be below 2**63", self.people)
-        pairs, places = np.unique(self.person * width + self.key, return_inverse=True)
+        salt = np.frombuffer(secrets.token_bytes(16), np.uint64)
+        is_sorted = bool((self.person[1:] >= self.person[:-1]).all())
+        order = None if is_sorted else np.argsort(self.person, kind="stable")
+        end = 0
+        while (start := end) < len(self.person):
+            end = min(start + _PIECE, len(self.person))
+            last = self.person[end - 1 if order is None else order[end - 1]]
+            # To the end of a person.
+            end = int(np.searchsorted(self.person, last, side="right", sorter=order))
+            rows = slice(start, end) if order is None else order[start:end]
+            yield self._bounded(rows, most, bounds, width, salt)
+
+    def _bounded(
+        self, rows: Any, most: int, bounds: Bounds | None, width: int, salt: npt.NDArray[np.uint64]
+    ) -> Items:
+        """Bound the contributions of the people who have these rows, all of each."""
+        key = self.key[rows].astype(np.int64)
+        asked = key >= 0
+        codes_of_rows = self.person[rows].astype(np.int64)[asked] * width + key[asked]
+        pairs, places = np.unique(codes_of_rows, return_inverse=True)
         person, key = pairs // width, pairs % width
-        value = None
+        value: Floats | None = None
         if bounds is not None:
-            held = np.ones(len(self.key)) if self.value is None else self.value
-            value = np.clip(np.bincount(places.ravel(), held, minlength=len(pairs)), *bounds)
+            held = np.ones(len(asked)) if self.value is None else self.value[rows]
+            sums = np.bincount(places.ravel(), held[asked], minlength=len(pairs))
+            value = np.clip(sums, *bounds).astype(np.float64)
         # Pairs are in the order of people. Within a person a random order decides what is dropped:
         # by a keyed hash, not a stream of random numbers, so that what a person has changes no
         # draw of anybody else's.
-        salt = np.frombuffer(secrets.token_bytes(16), np.uint64)
         order = np.lexsort((mix64(pairs.astype(np.uint64), *salt), person))
         rank = np.arange(len(pairs)) - np.searchsorted(person, person)
         kept = np.sort(order[rank < most])
@@ -191,16 +229,13 @@ class Items:
         )
 
     def asked(self, keys: Any) -> Items:
-        """Keep only items with these keys, which become the names, in their order."""
+        """Give items the places of their keys among these; -1 for others, which are left out."""
         wanted = column(keys, "asked")
         if len(set(wanted.tolist())) != len(wanted):
             raise ArgumentError("asked must name each key once")
         place = {name: i for i, name in enumerate(wanted.tolist())}
         new = np.array([place.get(name, -1) for name in self.names.tolist()], np.int64)
-        key = new[self.key]
-        here = key >= 0
-        value = None if self.value is None else self.value[here]
-        return Items(self.person[here], key[here], value, self.people, wanted)
+        return Items(self.person, new[self.key], self.value, self.people, wanted)
 
 
 def check_bounds(bounds: Any, name: str = "bounds") -> Bounds:

@@ -223,5 +223,5 @@ def mean_answer(
 def _sparse_mean(items: Items, pair: Bounds, keys_per_person: int, terms: Terms) -> Answer:
     cells = len(items.names)
     noise = asked_noise(cells, keys_per_person, pair, items.people, terms)
-    total = count_total(items.bounded(keys_per_person, pair), cells, noise.mechanism.step)
+    total, _ = count_total(items.pieces(keys_per_person, pair), cells, noise.mechanism.step)
     return asked_answer("means of keys", items.names, total, noise, scale=1 / items.people)

@@ -145,7 +145,8 @@ class PeopleTable(ABC):
 
     def _label(self, title: str) -> str:
         """SQL of a column as texts: NULL where there is none; `nan` is how pandas writes that."""
-        return f"nullif(nullif(CAST({self._place(title)[0]} AS STRING), ''), 'nan')"
+        text = f"CAST({self._place(title)[0]} AS STRING)"
+        return f"CASE WHEN {text} NOT IN ('', 'nan', 'NaN') THEN {text} END"
 
     def _number(self, title: str) -> str:
         """SQL of a column as finite numbers, truth values among them; NULL for anything else."""

@@ -205,19 +205,17 @@ class PrefixTree:
         # Every person is in one group, so the whole costs no more than the dearer of both kinds.
         claim = min((self.noise.claim, self.counting.claim), key=_multiplier)
         self.noise.charge(claim)
-        order = np.random.default_rng().permutation(self.people)
-        public = SketchKey(secrets.token_bytes(32))
-        size, place = self.noise.people, 0
+        *groups, counters = self.deal()
+        public, left = SketchKey(secrets.token_bytes(32)), iter(groups)
         candidates = np.zeros((1, 0), np.int64)  # digits of each
         parents = np.zeros(1, np.uint64)
         for step, width in enumerate(self.widths):
             seed = public.seed(step)
             tables = []
             for row in range(_ROWS):
-                held = key[order[place : place + size]]
-                place += size
+                held = key[next(left)]
                 words = prefix_words([part[held[held >= 0]] for part in digits[: step + 1]])
-                tables.append(self._row(words, seed, row))
+                tables.append(self.row_table(words, seed, row))
             extensions = np.arange(1 << width)
             words = extended(np.repeat(parents, len(extensions)),
                              np.tile(extensions, len(parents)))  # fmt: skip
@@ -226,9 +224,16 @@ class PrefixTree:
                 [candidates[best // len(extensions)], (best % len(extensions))[:, None]], axis=1
             )
             parents = words[best]
-        return self._count(key[order[place:]], digits, candidates, parents, claim, k, is_text)
+        return self._count(key[counters], digits, candidates, parents, claim, k, is_text)
 
-    def _row(self, words: Words, seed: HashSeed, row: int) -> Floats:
+    def deal(self) -> list[npt.NDArray[np.int64]]:
+        """Deal the people at random into groups of one size each, and those who count."""
+        order = np.random.default_rng().permutation(self.people)
+        ends = self.noise.people * np.arange(1, len(self.widths) * _ROWS + 1)
+        return np.split(order, ends)
+
+    def row_table(self, words: Words, seed: HashSeed, row: int) -> Floats:
+        """Sum the messages of the group of a row, who have these prefixes, and add the noise."""
         columns, signs = self._cells(words, seed)
         total = np.zeros(self.cols, np.int64)
         np.add.at(total, columns[row], signs[row].astype(np.int64))

@@ -31,8 +31,9 @@ from torch import Tensor
 
 from diffsketch.auditing import attacks
 from diffsketch.auditing.audits import PURE_DELTA, Adversary, Case, Game, Neighbours, every_trial
+from diffsketch.auditing.items import ITEM_CASES, item_case
 from diffsketch.auditing.releases import KEY, PLANTS, RELEASES, Release, known_numbers, planted
-from diffsketch.auditing.silos import makers
+from diffsketch.auditing.silos import RECORD_CASES, record_case
 from diffsketch.ddp.group import GroupMean
 from diffsketch.errors import ArgumentError, nearest
 from diffsketch.methods import Encoded, GaussianMean, SketchGaussian
@@ -292,7 +293,8 @@ EXPLOITS: Mapping[str, _Maker] = {
     "low-bits+float-noise": partial(_low_bits, in_floats=True),
     "rollback": partial(_rollback, is_keyed=False),
     "rollback+reused-noise": partial(_rollback, is_keyed=True),
-    **makers(),
+    **{name: partial(record_case, name) for name in RECORD_CASES},
+    **{name: partial(item_case, name) for name in ITEM_CASES},
 }
 """The attacks, each followed by the release that it broke."""
 

@@ -11,7 +11,7 @@ records counted on their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -100,8 +100,3 @@ def _play(method: ClientNoise, error: str, inputs: Tensor, *_: Any) -> Tensor:
         size = float(len(drawn)) if error == "batch-size" else 0.0
         seen.append(torch.cat([cells.double(), torch.tensor([size], dtype=torch.float64)]))
     return torch.stack(seen)
-
-
-def makers() -> dict[str, Callable[[], Case]]:
-    """Return what makes each case, by name."""
-    return {name: partial(record_case, name) for name in RECORD_CASES}
