@@ -545,6 +545,9 @@ def report(
         "Directory for index.html and data; must be new or empty.",
         means="the first free of runs/report, -2, -3, ...",
     ),
+    figures: bool = option(
+        "Also write the plots as PDF and SVG, and the tables as LaTeX, to data.", default=False
+    ),
 ) -> None:
     """Make a page of runs: accuracy, bytes, epsilon and time per round side by side.
 
@@ -562,7 +565,7 @@ def report(
         check_empty(output)
     page = page_of_runs(runs, command=shlex.join(["diffsketch", *sys.argv[1:]]))
     path = output or free_name(Path("runs") / "report")
-    index, *others = write_page(page, path)
+    index, *others = write_page(page, path, figures=figures)
     LastingConsole().show(wrote=[index, f"{path / 'data'} ({len(others)} files)"])
 
 
