@@ -204,7 +204,7 @@ def test_lost_times_of_a_member(compared: Path) -> None:
     assert rows[1]["milliseconds_per_round"] > 0
 
 
-def test_all_cores_work(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_cores_work(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[int] = []
     monkeypatch.setattr(compare_report, "start", lambda *_, jobs, **__: taken.append(jobs))
     for more in ([], ["--jobs", "2"]):
