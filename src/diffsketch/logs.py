@@ -1,7 +1,8 @@
 """One report for each round, the same from every engine, and where it goes.
 
-`Simulation.run`, the hook of torch.distributed, `LocalSteps` and Flower's strategy take
-`on_round=...`, a function that is called with a `RoundSummary` after each round.
+A function is called with a `RoundSummary` after each round: `Simulation.run` and `train` take it as
+`on_round=`; it is an attribute of `GroupMean` (the hook's `state.mean`, each of `LocalSteps.means`)
+and of Flower's `SketchStrategy`.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ def json_lines(path: Path) -> OnRound:
 
 
 def tensorboard(directory: Path) -> OnRound:
-    """Make a logger that writes curves for TensorBoard; needs the extra `tensorboard`."""
+    """Make a logger that writes curves for TensorBoard; needs the extra `logs`."""
     writer = import_module("torch.utils.tensorboard").SummaryWriter(str(directory))
 
     def log(summary: RoundSummary) -> None:
@@ -130,7 +131,7 @@ def tensorboard(directory: Path) -> OnRound:
 
 
 def mlflow(directory: Path) -> OnRound:
-    """Make a logger to a run of MLflow named after a directory; needs the extra `mlflow`.
+    """Make a logger to a run of MLflow named after a directory; needs the extra `logs`.
 
     Where runs are kept is MLflow's to know (`MLFLOW_TRACKING_URI`).
     """
