@@ -183,7 +183,11 @@ def test_tensorboard_and_mlflow_have_the_curves(
     shown = [event.value for event in events.Scalars("loss")]
     assert shown == pytest.approx([point["loss"] for point in curve[1:]], rel=1e-6)  # float32
 
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "nowhere:x")
+    said = refused(invoke("run", *small, "--log", "mlflow", "--output", tmp_path / "refused"))
+    assert "MLFLOW_TRACKING_URI must be where MLflow can keep runs" in said
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # else a server would have to be started
     run = simulation(4)
     run.run(on_round=LOGGERS["mlflow"](tmp_path / "mine"), evaluate_every=2)
     mlflow.end_run()
