@@ -253,6 +253,14 @@ class HookState(SavedByState):
             )
         self.mean.load_state_dict(state, failure=failure)
 
+    def finish(self) -> None:
+        """Meet all ranks after the last step, so that none exits while another still sends.
+
+        Raises:
+            MismatchError: Ranks have made different numbers of steps. All ranks raise.
+        """
+        self.mean.meet(layout=self._layout)
+
     def take(self, bucket: Any) -> Future[Tensor]:
         """Take a bucket of the step; with the last one, all are averaged."""
         if bucket.index() == 0:  # a backward pass that was interrupted may have left some
