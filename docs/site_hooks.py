@@ -26,6 +26,7 @@ TRAINING = (
     "tasks.Task", "tasks.load_task", "rounds.FedAvg", "rounds.DistributedSGD",
     "simulation.Simulation",
 )  # fmt: skip  # public, and imported where they are needed only
+BASELINES = ("CpSgd", "DiffSketch", "RawLaplace", "SketchLaplace")  # of papers: last on their page
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
@@ -40,6 +41,7 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
         text = re.sub(r"\]\((CONTRIBUTING|CHANGELOG|SECURITY)", lambda f: f[0].lower(), text)
         files.append(File.generated(config, f"{page}.md", content=text))
     source = griffe.load("diffsketch", search_paths=["src"])
+    files.append(File.generated(config, "reference/diffsketch.md", content=front_page(source)))
     for package in PACKAGES:
         page = reference_page(source[package], package)
         files.append(File.generated(config, f"reference/{package}.md", content=page))
@@ -71,10 +73,25 @@ class FencedDoctests(griffe.Extension):
             obj.docstring.value = doctest.sub(lambda found: f"```pycon\n{found[0]}\n```", text)
 
 
+def front_page(package: griffe.Object | griffe.Alias) -> str:
+    """The names of the package itself: links to their pages, or what has no other page."""
+    links, parts = [], []
+    for name in map(str, package.exports or ()):
+        member: Any = package[name]
+        if not (member.is_class or member.is_function):  # without a place on a page
+            links.append(f"`{name}`")
+        elif member.target_path.startswith(("diffsketch.app.", "diffsketch.errors.")):
+            parts.append(f"::: {member.target_path}")
+        else:
+            links.append(f"[`{name}`][{member.target_path}]")
+    introduction = package.docstring.value if package.docstring else ""
+    return "\n\n".join(["# diffsketch", introduction, ", ".join(links) + ".", *sorted(parts)])
+
+
 def reference_page(package: griffe.Object | griffe.Alias, name: str) -> str:
     """The documentation of a package's public names, each of which must have one."""
     parts = [f"# diffsketch.{name}", package.docstring.value if package.docstring else ""]
-    for export in package.exports or TRAINING:
+    for export in sorted(package.exports or TRAINING, key=lambda name: str(name) in BASELINES):
         member = package[str(export)]
         if member.is_function or member.is_class:
             if not member.docstring:

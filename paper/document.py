@@ -14,6 +14,7 @@ from diffsketch.app.settings import RunConfig, Value, describe
 from diffsketch.files import prepare_output, replace_files
 from diffsketch.pages.charts import looks_of
 from diffsketch.pages.exhibits import Cell, Page, Plot, Section, Table, all_exhibits
+from diffsketch.pages.pictures import picture
 from diffsketch.training.defaults import TASK_DEFAULTS
 from paper import METHODS
 from paper.claims import (
@@ -27,7 +28,6 @@ from paper.claims import (
 from paper.experiments import FORMAT, Experiment, Results
 from paper.figures import Fact, Figure, Rows, table, texts
 from paper.markdown import image_link, table_cell, table_markdown
-from paper.pictures import picture
 from paper.scoreboard import ClaimedPage, ClaimedSection, VerdictEntry, board_of
 
 _ROW = {

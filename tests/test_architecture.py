@@ -67,7 +67,7 @@ ONLY_IN = {
     "numba": "compiled.py sketch/gram.py sketch/statistics.py sketch/kernels/cpu*.py "
     "training/closed_form.py",
     "llvmlite": "compiled.py sketch/kernels/*.py",
-    "matplotlib": "auditing/pictures.py app/answers.py paper/inversion.py paper/pictures.py",
+    "matplotlib": "auditing/pictures.py app/answers.py pages/pictures.py paper/inversion.py",
     "plotly": "pages/*.py",
     "jinja2": "pages/*.py paper/scoreboard.py",
     "dp_accounting": "privacy/accounting/*.py",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import diffsketch
 from tests.helpers.documents import ROOT
 from tests.pages.test_browser import SCREENSHOTS, browser  # noqa: F401 - a fixture
 
@@ -51,6 +52,16 @@ def test_every_public_name_has_a_place(site: Path) -> None:
             thing = getattr(module, name)
             if inspect.isclass(thing) or inspect.isfunction(thing):
                 assert f"diffsketch.{package}.{name}" in names
+
+
+def test_the_front_door_links_all_its_names(site: Path) -> None:
+    text = (site / "reference" / "diffsketch.html").read_text(encoding="utf-8")
+    for name in diffsketch.__all__:
+        assert re.search(rf"<code>{name}</code>|id=\"[\w.]*\.{name}\"", text), name
+    assert "][" not in re.sub(r"<[^>]*>", "", text.split("</nav>")[-1])  # a link to nowhere
+    methods = (site / "reference" / "methods.html").read_text(encoding="utf-8")
+    order = re.findall(r'<h2 id="diffsketch\.methods\.(\w+)"', methods)
+    assert order[-4:] == ["CpSgd", "DiffSketch", "RawLaplace", "SketchLaplace"]
 
 
 def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:

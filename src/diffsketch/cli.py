@@ -41,7 +41,7 @@ from diffsketch.app.settings import (
     read_settings,
 )
 from diffsketch.app.terminal import LastingConsole
-from diffsketch.errors import ArgumentError, DiffSketchError, nearest
+from diffsketch.errors import ArgumentError, DiffSketchError, did_you_mean
 from diffsketch.files import cores, private_folder
 
 EXIT_ERROR, EXIT_INTERRUPTED = 2, 130
@@ -61,7 +61,6 @@ _EXTRAS = {
 }
 _NO_MEMORY = re.compile("can't allocate memory|out of memory")  # as PyTorch says it
 _KINDS = {"float_parsing": "be a number", "bool_parsing": "be true or false"}
-_FEW = 3  # choices that a mistake needs no hint for
 _WIDE = 20  # letters of a list of choices that leave no room for the text beside it
 
 # Not a docstring, of which every line break would be kept.
@@ -546,6 +545,9 @@ def report(
         "Directory for index.html and data; must be new or empty.",
         means="the first free of runs/report, -2, -3, ...",
     ),
+    figures: bool = option(
+        "Also write the plots as PDF and SVG, and the tables as LaTeX, to data.", default=False
+    ),
 ) -> None:
     """Make a page of runs: accuracy, bytes, epsilon and time per round side by side.
 
@@ -563,7 +565,7 @@ def report(
         check_empty(output)
     page = page_of_runs(runs, command=shlex.join(["diffsketch", *sys.argv[1:]]))
     path = output or free_name(Path("runs") / "report")
-    index, *others = write_page(page, path)
+    index, *others = write_page(page, path, figures=figures)
     LastingConsole().show(wrote=[index, f"{path / 'data'} ({len(others)} files)"])
 
 
@@ -705,7 +707,8 @@ def _usage_text(error: Any) -> str:
         value, names = repr(mistake["input"]), re.findall("'([^']+)'", mistake["msg"])[1:]
         wanted = _KINDS.get(mistake["type"], f"be one of {', '.join(names)}")
         said = f"{option}: it must {wanted}, got {value}"
-        said += f"; {nearest(str(mistake['input']), names)}" if names[_FEW:] else ""
+        hint = did_you_mean(str(mistake["input"]), names)
+        said += f"; {hint}" if hint else ""
     return f"{said} (see {f'{error.ctx.command_path} ' if error.ctx else 'diffsketch '}--help)"
 
 

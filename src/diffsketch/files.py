@@ -11,19 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-if os.name == "nt":
-    import msvcrt
-
-    def try_lock(handle: int) -> None:
-        """Lock an open file for this process, or raise an `OSError` if another one has."""
-        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
-else:
+try:
     import fcntl
-
-    def try_lock(handle: int) -> None:
-        """Lock an open file for this process, or raise an `OSError` if another one has."""
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
+except ModuleNotFoundError:  # on Windows
+    import msvcrt
 
 _PAUSE = 0.01  # seconds between looks at a lock
 
@@ -38,6 +29,14 @@ class LockLost(OSError):  # noqa: N818
 
 class LockUnavailable(OSError):  # noqa: N818
     """The lock's file cannot be opened. Nothing was done under the lock."""
+
+
+def try_lock(handle: int) -> None:
+    """Lock an open file for this process, or raise an `OSError` if another one has."""
+    if os.name == "nt":
+        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+    else:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 @contextmanager

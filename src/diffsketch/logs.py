@@ -1,7 +1,8 @@
 """One report for each round, the same from every engine, and where it goes.
 
-`Simulation.run`, the hook of torch.distributed, `LocalSteps` and Flower's strategy take
-`on_round=...`, a function that is called with a `RoundSummary` after each round.
+A function is called with a `RoundSummary` after each round: `Simulation.run` and `train` take it as
+`on_round=`; it is an attribute of `GroupMean` (the hook's `state.mean`, each of `LocalSteps.means`)
+and of Flower's `SketchStrategy`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from diffsketch.errors import ArgumentError
 from diffsketch.privacy.claim import Epsilon
 
 
@@ -118,7 +120,7 @@ def json_lines(path: Path) -> OnRound:
 
 
 def tensorboard(directory: Path) -> OnRound:
-    """Make a logger that writes curves for TensorBoard; needs the extra `tensorboard`."""
+    """Make a logger that writes curves for TensorBoard; needs the extra `logs`."""
     writer = import_module("torch.utils.tensorboard").SummaryWriter(str(directory))
 
     def log(summary: RoundSummary) -> None:
@@ -130,14 +132,23 @@ def tensorboard(directory: Path) -> OnRound:
 
 
 def mlflow(directory: Path) -> OnRound:
-    """Make a logger to a run of MLflow named after a directory; needs the extra `mlflow`.
+    """Make a logger to a run of MLflow named after a directory; needs the extra `logs`.
 
-    Where runs are kept is MLflow's to know (`MLFLOW_TRACKING_URI`).
+    Where runs are kept is MLflow's to know (`MLFLOW_TRACKING_URI`): a server, or, with all of
+    MLflow and not its skinny package alone, a database.
+
+    Raises:
+        ArgumentError: MLflow keeps no runs there.
     """
     client = import_module("mlflow")
     # One run for all rounds; a run that the caller has begun is used as it is.
-    if client.active_run() is None:
-        client.start_run(run_name=directory.name)
+    try:
+        if client.active_run() is None:
+            client.start_run(run_name=directory.name)
+    except client.MlflowException as error:
+        raise ArgumentError(
+            f"MLFLOW_TRACKING_URI must be where MLflow can keep runs, such as a server: {error}"
+        ) from error
 
     def log(summary: RoundSummary) -> None:
         client.log_metrics(_numbers(summary), step=summary.round)

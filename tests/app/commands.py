@@ -27,15 +27,21 @@ NEEDED: dict[str, dict[str, Any]] = {
 }
 
 
-def invoke(*arguments: str | Path, columns: int = 100, program: Typer = app) -> Result:
-    """Run `program` with these arguments on a terminal that is `columns` wide."""
+def invoke(
+    *arguments: str | Path, columns: int = 100, cores: int = 1, program: Typer = app
+) -> Result:
+    """Run `program` with these arguments on a terminal that is `columns` wide.
+
+    Comparisons take one process where they are not told otherwise: starting others takes seconds.
+    """
     words = [str(argument) for argument in arguments]
-    return CliRunner().invoke(program, words, env={"COLUMNS": str(columns)})
+    with mock.patch("diffsketch.cli.cores", return_value=cores):
+        return CliRunner().invoke(program, words, env={"COLUMNS": str(columns)})
 
 
-def done(*arguments: str | Path, columns: int = 100, program: Typer = app) -> Result:
-    """Run `program` with these arguments, which has to succeed."""
-    result = invoke(*arguments, columns=columns, program=program)
+def done(*arguments: str | Path, **options: Any) -> Result:
+    """Run a command as `invoke` does, which has to succeed."""
+    result = invoke(*arguments, **options)
     assert result.exit_code == 0, result.output
     return result
 

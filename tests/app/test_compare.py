@@ -204,9 +204,17 @@ def test_lost_times_of_a_member(compared: Path) -> None:
     assert rows[1]["milliseconds_per_round"] > 0
 
 
+def test_all_cores_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    monkeypatch.setattr(compare_report, "start", lambda *_, jobs, **__: taken.append(jobs))
+    for more in ([], ["--jobs", "2"]):
+        done("compare", "--method", "none", *more, cores=5)
+    assert taken == [5, 2]
+
+
 def test_last_line_says_what_diverged(tmp_path: Path) -> None:
     methods = ["--method", "none", "--method", "none:learning_rate=1e38"]
-    short = (*SHORT, "--rounds", "8", "--jobs", "1")
+    short = (*SHORT, "--rounds", "8")
     result = done("compare", *short, *methods, "--output", tmp_path / "out")
     assert result.output.rstrip().endswith("Diverged: 1 of 2 runs.")
     assert "warning: round 1: NaN or infinite values in the vectors of" in result.output
@@ -246,8 +254,8 @@ def test_table_and_files(here: Path) -> None:
     assert all(len(line) <= 80 for line in result.stdout.splitlines() if "Wrote" not in line)
     assert "…" not in result.output
     for text in (
-        "Means over 2 seeds", "±", "no claim", "epsilon 0.5", "per round", "delta 1e-05;",
-        "claimed;", "coordinate,", "replace,", "local", "diverged", "ratio",
+        "Means over 2 seeds", "±", "no claim", "epsilon 0.5", "round", "1e-05;",
+        "claimed;", "coordinate,", "replace,", "local", "diverged", "ratio", "guarantees nothing",
         "sketch-laplace: Simulated: the noise follows from the seed",
     ):  # fmt: skip
         assert text in result.output, text
@@ -274,7 +282,7 @@ def test_processes_give_the_same_and_can_be_interrupted(here: Path) -> None:
     arguments = ["compare", *SMALL, "--method", "none", "--method", "diffsketch"]
     done(*arguments, "--output", "whole")
     with interrupted_in_round(10):  # of the first run
-        result = invoke(*arguments, "--jobs", "1", "--output", "parts")
+        result = invoke(*arguments, "--output", "parts")
     assert result.exit_code == 130
     assert "Continue with: diffsketch compare --resume parts" in result.output
     assert not (here / "parts" / "comparison.json").exists()

@@ -137,17 +137,18 @@ def run(config: RunConfig, path: Path, moments: Moments) -> None:
 
 
 def run_comparison(path: Path, moments: Moments) -> None:
-    console, common = LastingConsole(file=io.StringIO()), {"jobs": 1, "command": ["diffsketch"]}
+    console = LastingConsole(file=io.StringIO())
+    common: dict[str, Any] = {"jobs": 1, "page": False, "command": ["diffsketch"]}
     each: list[Any] = [
         ("a", {"method": "none"}), ("b", {"method": "sketch", "rows": 1, "cols": 16}),
     ]  # fmt: skip
     with moments.counted():
         try:
-            compare.resume(path, console, **common)  # type: ignore[arg-type]
+            compare.resume(path, console, **common)
         except DataError as error:
             if not NOT_BEGUN.search(str(error)):
                 raise
-            compare.start({**SMALL, "rounds": 1}, each, path, console, seeds=1, **common)  # type: ignore[arg-type]
+            compare.start({**SMALL, "rounds": 1}, each, path, console, seeds=1, **common)
 
 
 def run_extended(path: Path, moments: Moments) -> None:

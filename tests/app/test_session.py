@@ -457,6 +457,17 @@ def test_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "…" not in text
 
 
+def test_each_run_under_way_has_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(terminal, "BAR_SECONDS", 0.0)
+    stream = io.StringIO()
+    with LastingConsole(file=stream, width=60, force_terminal=True).progress("Comparing") as show:
+        show(0.25, under_way={"a, seed 0": 0.5, "[b] c, seed 0": 0.0})
+        show(0.75, under_way={"[b] c, seed 0": 0.5})
+    lines = uncoloured(stream.getvalue()).splitlines()
+    bars = [line.split(" ━")[0].strip() for line in lines if "━" in line]
+    assert bars[-2:] == ["Comparing 75%", "[b] c, seed 0"]
+
+
 def test_lines_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown().splitlines() == [
         "round 10/10 | loss 0.5 | accuracy 87.5% | up 1.23 MB, down 567 B | "

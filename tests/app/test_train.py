@@ -19,7 +19,7 @@ from diffsketch.logs import LOGGERS, RoundSummary, json_lines
 from diffsketch.methods.client_noise import SketchGaussian
 from diffsketch.methods.plain import Uncompressed
 from diffsketch.privacy.accounting.budget import Budget
-from diffsketch.training.rounds import DistributedSGD, FedAvg
+from diffsketch.training.rounds import FedAvg
 from diffsketch.training.simulation import Simulation
 from diffsketch.training.tasks import Task
 from tests.app.commands import done, invoke, refused
@@ -150,10 +150,10 @@ def test_history_has_epsilon_with_its_words_where_it_is_measured() -> None:
 def test_refused_vectors_are_told() -> None:
     model = nn.Linear(2, 2)
     inputs, labels = rings(20, 0)
-    bad = np.full_like(inputs, np.inf)
+    bad = np.full_like(inputs, 1e38)  # finite, but the second step on it is not
     task = Task("rings", {"alice": (inputs, labels), "bob": (bad, labels)}, rings(50, 9), model)
     seen: list[RoundSummary] = []
-    run = Simulation(task, method=Uncompressed(6), algorithm=DistributedSGD(0.1, 10), rounds=1)
+    run = Simulation(task, method=Uncompressed(6), algorithm=FedAvg(0.1, 10), rounds=1)
     with pytest.warns(Warning, match="bob"):
         run.run(on_round=seen.append)
     assert seen[0].refused == {"bob": "its vector has NaN or infinite values"}
@@ -183,7 +183,11 @@ def test_tensorboard_and_mlflow_have_the_curves(
     shown = [event.value for event in events.Scalars("loss")]
     assert shown == pytest.approx([point["loss"] for point in curve[1:]], rel=1e-6)  # float32
 
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "nowhere:x")
+    said = refused(invoke("run", *small, "--log", "mlflow", "--output", tmp_path / "refused"))
+    assert "MLFLOW_TRACKING_URI must be where MLflow can keep runs" in said
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # else a server would have to be started
     run = simulation(4)
     run.run(on_round=LOGGERS["mlflow"](tmp_path / "mine"), evaluate_every=2)
     mlflow.end_run()

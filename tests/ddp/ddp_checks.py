@@ -416,6 +416,18 @@ def interrupted(rank: int) -> list[Tensor]:
     return good
 
 
+def ended_apart(rank: int) -> None:
+    """Rank 1 is done one step earlier: both are told, and neither waits."""
+    model = DistributedDataParallel(make_model())
+    state = state_of(model)
+    model.register_comm_hook(state, sketch_hook)
+    for step in range(2):  # before the second one DDP itself compares its buckets
+        loss_of(model, rank, step).backward()  # type: ignore[no-untyped-call]
+    state.finish()  # as many steps: nothing happens
+    text = "MismatchError: round 2 is void: rank 1 made no more steps; all must make as many"
+    assert_fails(loss_of(model, rank, 2).backward if rank == 0 else state.finish, text)
+
+
 def subgroup(rank: int) -> None:
     """DDP in a group of one: its state belongs to that group."""
     groups = [dist.new_group([number]) for number in range(WORLD)]
@@ -432,7 +444,7 @@ CHECKS: Checks = {
         check.__name__: check
         for check in (
             resumed, changed_later, of_rank_0, failing, guarded, different_weights, not_finite,
-            interrupted, subgroup,
+            interrupted, ended_apart, subgroup,
         )
     },
     "example": partial(example_learns, "ddp.py"),

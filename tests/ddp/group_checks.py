@@ -14,6 +14,7 @@ from torch import Tensor
 
 from diffsketch.ddp.collectives import FRAMES_AGAIN, FRAMES_EXACT
 from diffsketch.ddp.group import GroupMean
+from diffsketch.logs import RoundSummary
 from diffsketch.methods import (
     DiffSketch,
     GaussianMean,
@@ -342,6 +343,22 @@ def limits(rank: int) -> float | None:
     return adaptive.method.round_clip
 
 
+def reported(rank: int) -> None:
+    """Each mean is told to `on_round`, with its bytes and its cost so far."""
+    seen: list[RoundSummary] = []
+    mean = mean_of(LOCAL, budget=Budget(50.0, 1e-6))
+    mean.on_round = seen.append
+    rounds_of(mean, rank, 2)
+    assert [summary.round for summary in seen] == [1, 2]
+    sent = mean.bytes_per_round.sent
+    assert [summary.bytes_up for summary in seen] == [round(sent), round(2 * sent)]
+    assert seen[1].bytes_up > 0
+    spent = seen[1].epsilon
+    assert spent == mean.epsilon(1e-6)
+    assert "proven; client, replace, local" in spent.text("short")
+    assert float(seen[0].epsilon or 0) < float(spent)
+
+
 def scaled(rank: int) -> None:
     """A scaler changes neither clips nor noise."""
     with silence():
@@ -362,7 +379,7 @@ CHECKS: Checks = {
         check.__name__: check
         for check in (
             starting_apart, refused, rounds_apart, planted, nowhere_to_write, not_finite, budget,
-            central, states, few_bits, unbiased, limits, scaled,
+            central, states, few_bits, unbiased, limits, scaled, reported,
         )
     },
 }  # fmt: skip

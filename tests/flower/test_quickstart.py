@@ -24,6 +24,7 @@ from flwr.simulation import run_simulation
 
 from diffsketch.errors import ArgumentError
 from diffsketch.flower import FlowerPlan, SketchStrategy, find_sketch_key, sketch_mod
+from diffsketch.logs import RoundSummary
 from diffsketch.methods.feedback import ErrorFeedback
 from diffsketch.sketch import SketchKey
 from diffsketch.wire import WireError
@@ -79,6 +80,8 @@ def quickstart(plan: FlowerPlan) -> tuple[ServerApp, ClientApp, dict[str, Any]]:
         # Nodes join while this runs: it waits for all of them.
         inside = FedAvg(fraction_evaluate=0.5, min_train_nodes=4, min_available_nodes=4)
         strategy = SketchStrategy(inside, plan, key=find_sketch_key())
+        found["told"] = told = list[RoundSummary]()
+        strategy.on_round = told.append
         found["first"] = model.weight.detach().clone()
         found["result"] = strategy.start(
             grid=grid,
@@ -115,6 +118,11 @@ def test_the_quickstart_needs_two_lines(
         thread.join()
     result, log = found["result"], caplog.text
     assert [len(one.present) for one in found["reports"]] == [4, 4]
+    first, second = found["reports"]
+    assert [(summary.round, summary.bytes_up) for summary in found["told"]] == [
+        (1, first.bytes_up), (2, first.bytes_up + second.bytes_up),
+    ]  # fmt: skip
+    assert found["told"][1].epsilon == second.epsilon
     # The key is lent to the clients while the run lasts.
     assert "this simulation has made a key for itself" in log
     assert [one["seen"] for one in result.evaluate_metrics_serverapp.values()] == [1, 1, 1]

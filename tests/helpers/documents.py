@@ -13,6 +13,8 @@ import pytest
 import torch
 from torch import distributed, nn
 
+from diffsketch.methods import base
+
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = tuple(
     str(path.relative_to(ROOT))
@@ -60,7 +62,7 @@ def run_blocks(document: str, found: list[str], monkeypatch: pytest.MonkeyPatch)
     one = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     for name, value in one.items():
         monkeypatch.setenv(name, value)
-    names = given()
+    names, methods = given(), dict(base._KINDS)
     if not alone and not any("init_process_group" in block for block in found):
         distributed.init_process_group("gloo")
     try:
@@ -73,5 +75,7 @@ def run_blocks(document: str, found: list[str], monkeypatch: pytest.MonkeyPatch)
             if said:
                 assert printed.getvalue().split() == said.split(), document
     finally:
+        base._KINDS.clear()  # a document may register a method of its own
+        base._KINDS.update(methods)
         if distributed.is_initialized():
             distributed.destroy_process_group()

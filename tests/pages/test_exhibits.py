@@ -21,7 +21,7 @@ from diffsketch.pages.exhibits import (
     Table,
     all_exhibits,
 )
-from diffsketch.pages.tables import to_csv
+from diffsketch.pages.tables import to_csv, to_latex
 from diffsketch.privacy.claim import Epsilon
 from tests.pages import sample
 
@@ -139,6 +139,19 @@ def test_tables() -> None:
     assert found[3]["claim"] == sample.NASTY
     assert found[0]["privacy basis"] == "claimed"
     assert found[3]["privacy"] == found[3]["privacy trust"] == ""
+
+
+def test_tables_as_latex() -> None:
+    assert to_latex(sample.SETTINGS).decode().splitlines() == [
+        r"\begin{tabular}{lll}", r"\toprule", r"setting & value & why \\", r"\midrule",
+        r"rounds & 60 & as in the paper \\", r"momentum & yes & -- \\", r"step & 0.1 & tuned \\",
+        r"\bottomrule", r"\end{tabular}",
+    ]  # fmt: skip
+    text = to_latex(sample.CLAIMS).decode()
+    assert r"\begin{tabular}{llrlr}" in text
+    assert r"$\varepsilon$ $\geq$ 3.44 at $\delta$ = 1e-05" in text
+    # Nothing of a name is a command: its signs are escaped.
+    assert r"\& \%\{x\} \$2\textasciicircum{}2\$" in text
 
 
 def test_a_column_of_epsilons_and_others() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from diffsketch.pages.exhibits import Cell, Page, Plot, Section, Table, all_exhibits
 from diffsketch.pages.page import json_text, render, write_page
-from diffsketch.pages.tables import to_csv
+from diffsketch.pages.tables import to_csv, to_latex
 from tests.pages.sample import ERRORS, NASTY, PAGE, SETTINGS
 
 VOID = {"meta", "link", "input", "br", "img"}
@@ -173,13 +173,17 @@ def below(directory: Path) -> list[str]:
     return sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*.*"))
 
 
-def test_everything_is_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize("figures", [False, True])
+def test_everything_is_written(tmp_path: Path, figures: bool) -> None:
     target = tmp_path / "new" / "page"
-    written = write_page(SMALL, target)
-    assert written[0] == target / "index.html"
-    assert [path.relative_to(target).as_posix() for path in written] == [
-        "index.html", "data/error.csv", "data/settings.csv",
-    ]  # fmt: skip
+    written = write_page(SMALL, target, figures=figures)
+    names = ["index.html", "data/error.csv", "data/settings.csv"]
+    if figures:
+        names[2:2] = ["data/error.pdf", "data/error.svg"]
+        names.append("data/settings.tex")
+        assert (target / "data/error.pdf").read_bytes().startswith(b"%PDF")
+        assert (target / "data/settings.tex").read_bytes() == to_latex(SETTINGS)
+    assert [path.relative_to(target).as_posix() for path in written] == names
     assert below(target) == sorted(path.relative_to(target).as_posix() for path in written)
     assert (target / "index.html").read_text(encoding="utf-8") == render(SMALL)
     assert (target / "data/settings.csv").read_bytes() == to_csv(SETTINGS)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, dropout, mse_loss
+from torch.utils.data import DataLoader, TensorDataset
 
 from diffsketch import Budget, FedAvg, Simulation, Task, build_method
 from diffsketch.errors import ArgumentError, DataError
@@ -77,14 +78,24 @@ def close(found: Simulation, expected: Tensor) -> None:
     torch.testing.assert_close(found.weights, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_arrays_and_tensors_are_the_same_task() -> None:
-    found = []
-    for kind in (np.asarray, torch.as_tensor):
-        made = simulation(Task("own", model=network(), **arrays(kind)))
+def loaded(data: dict[str, Any], batch_size: int | None) -> dict[str, Any]:
+    """The same data as Datasets, or as DataLoaders."""
+
+    def dataset(pair: tuple[Any, Any]) -> Any:
+        tensors = TensorDataset(*pair)
+        return tensors if batch_size is None else DataLoader(tensors, batch_size)
+
+    devices = {name: dataset(pair) for name, pair in data["devices"].items()}
+    return {"devices": devices, "test": dataset(data["test"])}
+
+
+def test_arrays_tensors_and_loaders_are_the_same_task() -> None:
+    tensors, results = arrays(torch.as_tensor), []
+    for data in (arrays(), tensors, loaded(tensors, None), loaded(tensors, 4)):
+        made = simulation(Task("own", model=network(), **data))
         assert made.run() == ""
-        found.append((made.weights, made.evaluate(), made.identity))
-    assert torch.equal(found[0][0], found[1][0])
-    assert found[0][1:] == found[1][1:]
+        results.append((made.weights.tolist(), made.evaluate(), made.identity))
+    assert results[1:] == results[:1] * 3
     close(made, textbook(made.task, network()))
     fixed = np.zeros((2, 5))
     fixed.flags.writeable = False
@@ -118,11 +129,17 @@ REFUSED: dict[str, Callable[[], object]] = {
     "inputs of device 'c' must have the shape": lambda: own(
         devices={**ONE, "c": (np.zeros((1, 3)), [0])}
     ),
-    "test inputs must be finite, got NaN or infinity in examples 1$": lambda: own(
+    "inputs of the test set must be finite, got NaN or infinity in rows 1$": lambda: own(
         devices=ONE, test=(np.array([[0.0, 1.0], [2.0, np.nan]]), [0, 1])
     ),
-    "test labels must be finite, got .* in examples 0, 1, 2, 3, 4 and 4 more": lambda: own(
+    "labels of the test set must be finite, got .* in rows 0, 1, 2, 3, 4 and 4 more": lambda: own(
         devices=ONE, test=(np.zeros((9, 2)), [np.inf] * 9), loss=mse_loss
+    ),
+    "inputs of device 'c' must be finite, got NaN or infinity in rows 1$": lambda: own(
+        devices={**ONE, "c": (np.array([[0.0, 1.0], [2.0, np.inf]]), [0, 1])}
+    ),
+    "examples must be pairs of inputs and labels, got examples='TensorDataset'": lambda: own(
+        devices={"b": TensorDataset(torch.zeros(3, 5))}
     ),
     "for cross-entropy": real,
     "loss must give one number": lambda: real(

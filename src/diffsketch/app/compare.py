@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
@@ -34,7 +35,7 @@ from diffsketch.errors import (
 )
 from diffsketch.files import leftovers, prepare_output, replace_file
 from diffsketch.methods.gate import NonFiniteUpdate
-from diffsketch.privacy.claim import Epsilon
+from diffsketch.privacy.claim import Basis, Epsilon
 
 _HELP = "diffsketch compare --help"
 _PLAN, _FORMAT = "comparison.plan.json", "diffsketch comparison 1"
@@ -250,25 +251,24 @@ def row_of(line: RunLine) -> dict[str, Any]:
 def report(rows: Sequence[Mapping[str, Any]], *, seeds: Sequence[int]) -> tuple[Table | str, ...]:
     """The table, and how to read it."""
     many = len(seeds) > 1
-    title = f"Means over {len(seeds)} seeds" if many else f"Seed {seeds[0]}"
-    table = Table(title=title, title_justify="left", pad_edge=False, collapse_padding=True)
+    table = Table(
+        title=f"Means over {len(seeds)} seeds" if many else f"Seed {seeds[0]}", box=SIMPLE_HEAD,
+        title_justify="left", padding=(0, 1, 0, 0), pad_edge=False, show_edge=False,
+    )  # fmt: skip
     table.add_column("method", overflow="fold")
-    for heading in ("accuracy", "rounds,\nms each", "message,\nup, down", "ratio"):
+    for heading in ("accuracy", "rounds", "up", "down", "ratio"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("epsilon")
     assumed: dict[str, dict[str, None]] = {}
     for row in rows:
-        milliseconds = row["milliseconds_per_round"]
-        epsilon = Epsilon.from_json(row["epsilon"]).text("short")
-        both_ways = (row["bytes_up"], row["bytes_down"])
         table.add_row(
             _name(row["name"]),
             _accuracy(row),
-            f"{row['rounds']:,}\n" + ("-" if milliseconds is None else f"{milliseconds:.3g}"),
-            "\n".join((f"{row['message_bytes']:,} B", *map(bytes_in_words, both_ways))),
+            f"{row['rounds']:,}",
+            bytes_in_words(row["bytes_up"]),
+            bytes_in_words(row["bytes_down"]),
             f"{row['compression']:.3g}x" if row["compression"] else "-",
-            epsilon,
-            end_section=True,
+            Epsilon.from_json(row["epsilon"]).text("short"),
         )
         for text in row["assumes"]:
             assumed.setdefault(text, {})[row["name"].partition(":")[0]] = None
@@ -276,9 +276,11 @@ def report(rows: Sequence[Mapping[str, Any]], *, seeds: Sequence[int]) -> tuple[
         "Runs with one seed have the same batches, devices and first weights. Accuracy is that of "
         "the last round"
         + (", ± the standard deviation over the seeds" if many else "")
-        + ". Bytes up and down are those of all messages with their headers; the ratio is that of "
+        + ". Up and down are the bytes of all messages, with their headers; the ratio is that of "
         "vectors in float32 to them."
     )
+    if any(row["epsilon"]["basis"] == Basis.CLAIMED for row in rows):
+        reading += " What is claimed is not proven: it guarantees nothing."
     notes = (escape(f"{', '.join(names)}: {text}") for text, names in assumed.items())
     return table, reading, *notes
 
@@ -376,9 +378,10 @@ def _run(
         ):
 
             def watch(shares: Sequence[float]) -> None:
-                both = zip(members, shares, strict=True)
-                now = [f"{run.name}, seed {run.seed}" for run, share in both if 0 < share < 1]
-                show(sum(shares) / len(members), "; ".join(now))
+                names = [f"{member.name}, seed {member.seed}" for member in members]
+                each = zip(names, shares, strict=True)
+                under_way = {name: share for name, share in each if 0 < share < 1}
+                show(sum(shares) / len(members), under_way=under_way)
 
             results = run_all(
                 partial(run_one, command=command),

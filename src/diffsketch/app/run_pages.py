@@ -27,6 +27,7 @@ from diffsketch.privacy.claim import Basis, Epsilon
 from diffsketch.training.defaults import TASK_TITLES
 
 _DEPTH = 4  # directories below the one that is given: runs/COMPARISON/NAME/seed-0 is the usual most
+_TOLD = 3  # lines whose results the page begins with
 _ROUNDS, _UP, _BOTH = "Rounds", "Bytes sent by workers", "Bytes sent up and down"
 _SPREAD = (
     " Lines are means over the seeds, shades reach from the lowest to the highest seed. A seed "
@@ -169,10 +170,6 @@ def plots_of(lines: Sequence[RunLine], *, prefix: str) -> tuple[Plot, ...]:
     spread = _SPREAD if any(len(line.runs) > 1 for line in lines) else ""
     rounds = Axis(_ROUNDS)
 
-    def over_rounds(name: str, title: str, y: Axis, quantity: str, caption: str) -> Plot:
-        series = _series(lines, lambda point: point[quantity])
-        return Plot(f"{prefix}-{name}", title, rounds, y, series, f"{caption}{spread}")
-
     accuracy = Plot(
         f"{prefix}-accuracy",
         "Test accuracy",
@@ -183,15 +180,9 @@ def plots_of(lines: Sequence[RunLine], *, prefix: str) -> tuple[Plot, ...]:
         f"none, so that measurement shows over rounds only.{spread}",
         other_x=(rounds, Axis(_UP, log=True, unit="B")),
     )
-    loss = over_rounds(
-        "loss", "Test loss", Axis("Test loss"), "loss", "Where it is not finite, nothing is drawn."
-    )
-    noise = over_rounds(
-        "noise", "Messages that needed noise", Axis("Share of messages so far", percent=True),
-        "noised_share",
-        "Of methods whose workers check by the paper's Theorem 1 whether a message needs noise.",
-    )  # fmt: skip
-    plots = (accuracy, loss, _epsilon_plot(lines, prefix), noise, _time_plot(lines, prefix))
+    finite = _series(lines, lambda point: point["loss"])
+    loss = Plot(f"{prefix}-loss", "Test loss", rounds, Axis("Test loss"), finite)
+    plots = (accuracy, loss, _epsilon_plot(lines, prefix), _time_plot(lines, prefix))
     return tuple(plot for plot in plots if plot.series)
 
 
@@ -213,8 +204,8 @@ def _epsilon_plot(lines: Sequence[RunLine], prefix: str) -> Plot:
             marks.setdefault(budget, Mark(budget, "budget", epsilon=limit))
     absent = [line.name for line in lines if line.name not in {drawn.name for drawn in series}]
     caption = (
-        "What is proven adds up over the rounds. What is only claimed (dashed) is said for "
-        "one round: it does not add up, and is no guarantee. Of several seeds, the largest."
+        "What is proven adds up over the rounds. What is only claimed (dashed) is for one round, "
+        "does not add up, and is no guarantee. Of several seeds, the largest."
         + (f" No epsilon to draw: {'; '.join(absent)}." if absent else "")
     )
     return Plot(
@@ -239,8 +230,8 @@ def _time_plot(lines: Sequence[RunLine], prefix: str) -> Plot:
         f"{prefix}-time", "Time per round", Axis("Run"), Axis("Milliseconds per round"),
         # One alone is a number, which the table has, and no picture.
         series if len(series) > 1 else (),
-        "Of training alone, with all workers simulated on one machine; without evaluations. Means "
-        "over the seeds, with the fastest and the slowest.",
+        "Training alone, with all workers simulated on one machine. Means over the seeds, with the "
+        "fastest and the slowest.",
         categories=tuple(bar.name for bar in series),
     )  # fmt: skip
 
@@ -382,17 +373,16 @@ def _details(lines: Sequence[RunLine], prefix: str) -> Iterator[Table]:
 
 
 def _best(lines: Sequence[RunLine], task: str) -> list[str]:
-    """Say which line is the most accurate, and at what price."""
+    """Say what the most accurate lines reach, and at what price."""
     accuracies = {line: mean for line in lines if (mean := line.mean("accuracy")) is not None}
-    if not accuracies:
-        return []
-    line = max(accuracies, key=lambda candidate: accuracies[candidate])
-    verb = "is the most accurate with" if len(accuracies) > 1 else "has an accuracy of"
-    spread = "" if line.spread is None else f" ± {100 * line.spread:.2f}"
-    so_far = " so far," if any(run.summary is None for run in line.runs) else ""
-    price = bytes_in_words((line.mean("bytes_up") or 0) + (line.mean("bytes_down") or 0))
-    epsilon = "" if line.epsilon is None else f", {line.epsilon.text('short')}"
-    return [
-        f"On {task}, {line.name} {verb} {100 * accuracies[line]:.2f}%{spread}{so_far} after "
-        f"{line.rounds:,} rounds and {price} up and down{epsilon}."
-    ]
+    reached = []
+    for line in sorted(accuracies, key=lambda line: -accuracies[line])[:_TOLD]:
+        spread = "" if line.spread is None else f" ± {100 * line.spread:.2f}"
+        so_far = " so far," if any(run.summary is None for run in line.runs) else ""
+        price = bytes_in_words((line.mean("bytes_up") or 0) + (line.mean("bytes_down") or 0))
+        epsilon = "" if line.epsilon is None else f", {line.epsilon.text('short')}"
+        reached.append(
+            f"{line.name} reaches {100 * accuracies[line]:.2f}%{spread}{so_far} after "
+            f"{line.rounds:,} rounds and {price} up and down{epsilon}"
+        )
+    return [f"On {task}, {'; '.join(reached)}."] if reached else []

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
@@ -48,7 +49,8 @@ class LastingConsole(Console):
         """Show how far some work is: a bar on a terminal, elsewhere a line now and then.
 
         Yields a function to call with the number that is done (without `total`, the share), and
-        with a text, or a function that makes the text when it is shown.
+        with a text, or a function that makes the text when it is shown, or with the shares of the
+        parts that are under way by name, each of which has a bar of its own.
 
         Args:
             what: Name of the work, or of its units if there is a total.
@@ -59,11 +61,13 @@ class LastingConsole(Console):
         due = 0.0 if self.is_terminal else time.monotonic() + pause
         columns = (TextColumn("{task.description}"), BarColumn(None), TimeRemainingColumn())
         bar = Progress(*columns, console=self, expand=True)
-        task = bar.add_task(what, total=total or 1)
+        task, parts = bar.add_task(what, total=total or 1), dict[str, Any]()
         # Transient: what is left in the end is the report, and no bar.
         live = Live(bar, console=self, transient=True)
 
-        def show(done: float, text: str | Callable[[], str] = "") -> None:
+        def show(
+            done: float, text: str | Callable[[], str] = "", under_way: Mapping[str, float] = {}
+        ) -> None:
             nonlocal due
             # A unit of work may take less time than showing that it is done.
             if time.monotonic() < due and done != total:
@@ -73,9 +77,15 @@ class LastingConsole(Console):
             line = text if isinstance(text, str) else text()
             if self.is_terminal:
                 bar.update(task, completed=done, description=head)
+                for name in {**parts, **under_way}:
+                    if name not in parts:
+                        parts[name] = bar.add_task(escape(name), total=1)
+                    share = under_way.get(name)
+                    bar.update(parts[name], completed=share, visible=share is not None)
                 # A line of its own, so that nothing is cut off in a narrow terminal.
                 live.update(Group(bar, Text(line)))
             else:
+                line = line or "; ".join(under_way)
                 print_line(self, f"{head} | {line}" if line else head)
 
         with live if self.is_terminal else nullcontext():

@@ -173,6 +173,9 @@ def check_reports(reports: Reports, own: RankReport, *, rank: int) -> None:
     if len({report.round_index for report in read.values()}) > 1:
         rounds = [f"rank {number} is in round {told.round_index}" for number, told in read.items()]
         raise MismatchError(f"all ranks must be in the same round, but {', '.join(rounds)}")
+    done = [number for number, report in read.items() if report.status is RankStatus.IDLE]
+    if 0 < len(done) < len(read):
+        raise MismatchError(f"{void} {name_ranks(done)} made no more steps; all must make as many")
     if others := [number for number, report in read.items() if report.settings != own.settings]:
         raise MismatchError(
             f"all ranks must have the same seed, method and layout in round {own.round_index}, "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +32,7 @@ from diffsketch.ddp.agreement import (
 from diffsketch.ddp.collectives import transport_of
 from diffsketch.ddp.weights import check_disjoint, local_part, sharded_kinds
 from diffsketch.errors import ArgumentError, MismatchError, check, check_type
+from diffsketch.logs import OnRound, RoundSummary, announce
 from diffsketch.methods.base import Method, check_out, is_finite
 from diffsketch.methods.feedback import ErrorFeedback
 from diffsketch.methods.gate import (
@@ -48,6 +50,7 @@ from diffsketch.privacy.noise import Noise
 from diffsketch.sketch.hashing import HashSeed, SketchKey
 from diffsketch.sketch.rounding import LIMITS
 
+_DELTA = 1e-5  # of the epsilon that is reported, where no budget has one
 _PROTOCOL = 4  # version of what ranks send each other: change it with the meaning of a message
 
 
@@ -152,11 +155,15 @@ class GroupMean(SavedByState):
             with few bits; None for other methods.
         present: Whether this rank's vector was in the last mean: always, in a process group.
         group: The process group; None for that of all processes, and where ranks meet in a store.
+        on_round: Set it to a function that is called, on this rank, with the `RoundSummary` of
+            each mean: those of `sketch_state(...).mean` and of `LocalSteps(...).means` as well.
 
     Raises:
         ArgumentError: Options do not go together.
         MismatchError: Ranks have different ones, or one of them fails. All ranks raise.
     """
+
+    on_round: OnRound | None = None
 
     def __init__(
         self, method: Method, *, key: SketchKey,
@@ -323,7 +330,18 @@ class GroupMean(SavedByState):
         total = self.method.reduced(total)
         mean = self.method.decode(total, seed, count=count, out=out)
         self.method = self.method.after(total, count=count)
+        self._announce()
         return mean
+
+    def _announce(self) -> None:
+        """Log the round that was just done, and report it."""
+        if self.on_round is None and not LOGGER.isEnabledFor(logging.INFO):
+            return  # an epsilon takes time
+        budget, rounds = self._account.budget, self._round_index
+        up, down = (round(rounds * count) for count in self.bytes_per_round)
+        spent = self.epsilon(_DELTA if budget is None else budget.delta)
+        summary = RoundSummary(rounds, bytes_up=up, bytes_down=down, epsilon=spent)
+        announce(summary, self.on_round, LOGGER)
 
     def fail(self, error: Exception, *, layout: str = "", like: Tensor | None = None) -> NoReturn:
         """Take part in a round with zeros, so that all ranks raise, and raise the error.

@@ -240,6 +240,14 @@ class HookState(SavedByState):
         text = "the state must be of a model with the same parameters, but theirs have changed"
         self.mean.load_state_dict(state, failure=MismatchError(text) if other else None)
 
+    def finish(self) -> None:
+        """Meet all ranks after the last step, so that none exits while another still sends.
+
+        Raises:
+            MismatchError: Ranks have made different numbers of steps. All ranks raise.
+        """
+        self.mean.meet(layout=self._layout)
+
     def take(self, bucket: Any) -> Future[Tensor]:
         """Take a bucket of the step; with the last one, all are averaged."""
         if bucket.index() == 0:  # a backward pass that was interrupted may have left some

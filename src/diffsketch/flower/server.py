@@ -41,6 +41,7 @@ from diffsketch.flower.plan import (
 from diffsketch.flower.records import NO_MODEL, RECORD, SUM_RECORD, Reply, Request
 from diffsketch.flower.secure import SecureAggregation
 from diffsketch.flower.two import TwoAggregators
+from diffsketch.logs import OnRound, RoundSummary
 from diffsketch.methods import Method
 from diffsketch.methods.base import is_finite
 from diffsketch.methods.gate import check_release, release_noise
@@ -123,9 +124,14 @@ class SketchStrategy(Strategy):
             whom a server refuses is seen, and would depend on data. Under a secure sum it is the
             sum that is looked at.
 
+    Attributes:
+        on_round: Set it to a function that is called with the `RoundSummary` of each round.
+
     Raises:
         ArgumentError: Options do not go together.
     """
+
+    on_round: OnRound | None = None
 
     # Set by `_begin`: they depend on the first model.
     _series: bytes  # random: clients tell by it the rounds and versions of different runs apart
@@ -645,6 +651,15 @@ class SketchStrategy(Strategy):
     def _log(self, current: Round, claim: Claim | None) -> None:
         report = current.report(claim, self._spent())
         self.reports.append(report)
+        if self.on_round is not None:
+            summary = RoundSummary(
+                len(self.reports),
+                bytes_up=sum(done.bytes_up for done in self.reports),
+                bytes_down=sum(done.bytes_down for done in self.reports),
+                epsilon=report.epsilon,
+                refused={f"node {node}": reason for node, reason in report.refused.items()},
+            )
+            self.on_round(summary)
         _LOG.log(logging.ERROR if report.void else logging.INFO, "%s", report)
         for node, reason in report.refused.items():
             _LOG.warning("node %d does not count: %s", node, reason)

@@ -27,12 +27,13 @@ from diffsketch.pages.exhibits import (
     Page,
     Plot,
     Series,
+    Table,
     all_exhibits,
     cell_text,
     is_numeric,
     meanings,
 )
-from diffsketch.pages.tables import to_csv
+from diffsketch.pages.tables import to_csv, to_latex
 from diffsketch.privacy.claim import Epsilon
 
 _LONG = 60  # characters of a cell that deserves a wide column
@@ -139,8 +140,8 @@ def _sort_number(cell: Cell) -> str:
     return repr(value) if math.isfinite(value) else ("Infinity", "-Infinity")[value < 0]
 
 
-def write_page(page: Page, directory: Path) -> list[Path]:
-    """Write `index.html` and `data/<name>.csv`, all or none.
+def write_page(page: Page, directory: Path, *, figures: bool = False) -> list[Path]:
+    """Write `index.html` and `data/<name>.csv`, all or none; with `figures` also PDF, SVG, LaTeX.
 
     The page itself needs no other file. Whatever else is in the directory, which is made if it does
     not exist, is left as it is. The same page gives the same bytes.
@@ -149,7 +150,16 @@ def write_page(page: Page, directory: Path) -> list[Path]:
     """
     contents = {directory / "index.html": render(page).encode("utf-8")}
     for exhibit in all_exhibits(page):
-        contents[directory / "data" / f"{exhibit.name}.csv"] = to_csv(exhibit)
+        path = directory / "data" / exhibit.name
+        contents[path.with_suffix(".csv")] = to_csv(exhibit)
+        if figures and isinstance(exhibit, Table):
+            contents[path.with_suffix(".tex")] = to_latex(exhibit)
+        elif figures and isinstance(exhibit, Plot):
+            from diffsketch.pages.pictures import picture  # which takes as long as the page
+
+            looks = charts.looks_of(all_exhibits(page), page.roles)
+            for form in ("pdf", "svg"):
+                contents[path.with_suffix(f".{form}")] = picture(exhibit, looks, form=form)
     # Before anything is replaced, so that a missing permission leaves the old page whole.
     for folder in sorted({path.parent for path in contents}):
         prepare_output(folder)

@@ -1,4 +1,4 @@
-"""Exhibits as CSV, with every number in full."""
+"""Exhibits as CSV, with every number in full, and tables as LaTeX."""
 
 from __future__ import annotations
 
@@ -7,9 +7,14 @@ import io
 from collections.abc import Iterator
 
 from diffsketch.files import csv_cell
-from diffsketch.pages.exhibits import Cell, Exhibit, Plot, Table
+from diffsketch.pages.exhibits import DASH, Cell, Exhibit, Plot, Table, cell_text, is_numeric
 from diffsketch.privacy.claim import Epsilon
 
+_LATEX = str.maketrans({
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", DASH: "--",
+    "ε": r"$\varepsilon$", "δ": r"$\delta$", "±": r"$\pm$", "≥": r"$\geq$", "∞": r"$\infty$",
+})  # fmt: skip
 _EPSILON = ("value", "delta", "basis", "unit", "relation", "trust", "rounds")
 
 
@@ -28,6 +33,17 @@ def to_csv(exhibit: Exhibit) -> bytes:
     rows = ([_exact(cell) for cell in line] for line in lines)
     csv.writer(stream, lineterminator="\n").writerows(rows)
     return stream.getvalue().encode("utf-8")
+
+
+def to_latex(table: Table) -> bytes:
+    """Format a table for LaTeX with the package `booktabs`, values as a page shows them."""
+    aligned = "".join("lr"[is_numeric(table, at)] for at, _ in enumerate(table.columns))
+    heading, *rows = (
+        " & ".join(cell_text(cell).translate(_LATEX) for cell in row) + r" \\"
+        for row in (table.columns, *table.rows)
+    )
+    begin = [rf"\begin{{tabular}}{{{aligned}}}", r"\toprule", heading, r"\midrule"]
+    return "\n".join([*begin, *rows, r"\bottomrule", r"\end{tabular}", ""]).encode("utf-8")
 
 
 def _plot_lines(plot: Plot) -> Iterator[list[Cell]]:

@@ -18,13 +18,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
-from diffsketch.errors import ArgumentError, DataError, check, check_whole
+from diffsketch.errors import ArgumentError, DataError, check, check_whole, nearest
 from diffsketch.training.models import WeightLayout, working_copy
 
 Array: TypeAlias = Tensor | npt.ArrayLike
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-_NAMED = 5  # examples that an error lists
+_NAMED = 5  # rows that an error lists
+_READ = 1024  # examples that are read from a Dataset at a time
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -70,6 +72,10 @@ class Examples:
         return (int(labels.min()), int(labels.max())) if len(self) else (0, -1)
 
 
+Part: TypeAlias = "Examples | tuple[Array, Array] | Dataset[Any] | DataLoader[Any]"
+"""Examples of a device or a test set, as `Task` takes them."""
+
+
 @dataclass(frozen=True, eq=False)
 class Devices:
     """Examples of all devices (or workers), one device after another.
@@ -100,8 +106,8 @@ class Devices:
             raise DataError(f"device {name!r} has no examples: every device needs one at least")
 
     @classmethod
-    def of(cls, parts: Mapping[str, Examples | tuple[Array, Array]]) -> Devices:
-        """Make devices from a map of device to examples, or to a pair of inputs and labels.
+    def of(cls, parts: Mapping[str, Part]) -> Devices:
+        """Make devices from a map of device to its finite examples, in any form of `Part`.
 
         >>> part = Examples(torch.zeros(2, 3), torch.tensor([0, 1]))
         >>> devices = Devices.of({"alice": part, "bob": part})
@@ -113,6 +119,8 @@ class Devices:
         if not parts:
             raise DataError("there are no devices: training needs one at least")
         named = {name: _examples(part) for name, part in parts.items()}
+        for name, part in named.items():
+            _check_finite(part, f" of device {name!r}")
         joined = []
         # Shapes are compared here, since torch's own error would not name the device.
         for what in ("inputs", "labels"):
@@ -161,8 +169,9 @@ class Task:
 
     Args:
         name: Name in reports.
-        devices: Training data: `Devices`, or a map of device to a pair of inputs and labels.
-        test: Test data: `Examples`, or a pair of inputs and labels; finite.
+        devices: Training data: `Devices`, or a map of device to a pair of inputs and labels, or to
+            a `Dataset` or `DataLoader` of PyTorch, which is read once, batches and all; finite.
+        test: Test data, in the same forms; finite.
         model: A module with its first weights; or a function that makes one from a seed, without
             global random state. It maps inputs `(batch, ...)` to scores, `(batch, classes)` for
             cross-entropy, or to something with `logits`, as Hugging Face's models do. Weights in
@@ -190,8 +199,8 @@ class Task:
     def __init__(
         self,
         name: str,
-        devices: Devices | Mapping[str, Examples | tuple[Array, Array]],
-        test: Examples | tuple[Array, Array],
+        devices: Devices | Mapping[str, Part],
+        test: Part,
         model: nn.Module | Callable[[int], nn.Module],
         *,
         loss: Loss | None = None,
@@ -202,7 +211,7 @@ class Task:
         # A model that was trained on pixels in 0..1 must not be tested on 0..255.
         if test.inputs.is_floating_point() != kind.is_floating_point:
             raise DataError(f"test inputs must be {kind}, as the devices', got {test.inputs.dtype}")
-        _check_finite(test)
+        _check_finite(test, " of the test set")
         wanted = "be a module with its weights, or a function that makes one from a seed"
         # A class of modules is the likeliest mistake.
         check(callable(model) and not isinstance(model, type), "model", wanted, model)
@@ -243,22 +252,31 @@ def _tensor(name: str, values: Array) -> Tensor:
     return values.float() if values.is_floating_point() else values
 
 
-def _examples(part: Examples | tuple[Array, Array]) -> Examples:
+def _examples(part: Part) -> Examples:
     if isinstance(part, Examples):
         return part
+    if isinstance(part, Dataset):
+        # Workers or pinned memory would cost more than this one pass takes.
+        part = DataLoader(part, batch_size=_READ)
+    if isinstance(part, DataLoader):
+        batches, kind = list(part), type(part.dataset).__name__
+        pairs = all(isinstance(batch, tuple | list) and len(batch) == 2 for batch in batches)
+        check(pairs and bool(batches), "examples", "be pairs of inputs and labels", kind)
+        part = tuple(map(torch.cat, zip(*batches, strict=True)))  # type: ignore[assignment]
     pair = isinstance(part, tuple | list) and len(part) == 2
-    check(pair, "examples", "be a pair of inputs and labels", type(part).__name__)
+    wanted = "be a pair of inputs and labels, a Dataset or a DataLoader"
+    check(pair, "examples", wanted, type(part).__name__)
     return Examples(*part)
 
 
-def _check_finite(test: Examples) -> None:
-    """Raise unless a test set is finite: one NaN would make its loss NaN in every round."""
-    for name, values in (("inputs", test.inputs), ("labels", test.labels)):
+def _check_finite(examples: Examples, whose: str) -> None:
+    """Raise unless examples are finite: one NaN would make a loss NaN in every round."""
+    for name, values in (("inputs", examples.inputs), ("labels", examples.labels)):
         rows = sorted(set((~torch.isfinite(values)).nonzero()[:, 0].tolist()))
         if rows:
             more = f" and {len(rows) - _NAMED} more" if len(rows) > _NAMED else ""
             raise DataError(
-                f"test {name} must be finite, got NaN or infinity in examples "
+                f"{name}{whose} must be finite, got NaN or infinity in rows "
                 f"{', '.join(map(str, rows[:_NAMED]))}{more}"
             )
 
@@ -394,7 +412,9 @@ def load_task(
     (5, torch.Size([100, 784]), 10000)
     """
     kinds = task_kinds()
-    check(name in kinds, "name", f"be one of {', '.join(kinds)}", name)
+    if name not in kinds:
+        hint = nearest(name, kinds)
+        raise ArgumentError(f"name must be that of a task, got name={name!r}; {hint}")
     kind = kinds[name]
     chosen = kind.models[0] if model is None else model
     check(chosen in kind.models, "model", f"be one of {', '.join(kind.models)} for {name}", chosen)

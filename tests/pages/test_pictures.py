@@ -14,7 +14,7 @@ from PIL import Image
 
 from diffsketch.pages.charts import looks_of
 from diffsketch.pages.exhibits import Axis, Plot, Series, all_exhibits
-from paper.pictures import picture
+from diffsketch.pages.pictures import picture
 from tests.pages.sample import ACCURACY, ERRORS, HISTOGRAM, NASTY_PLOT, PAGE, PRIVACY
 
 LOOKS = looks_of(all_exhibits(PAGE))
@@ -42,9 +42,9 @@ def test_spreads_dashes_and_ends_show(kind: Any) -> None:
 
 @pytest.mark.slow
 def test_the_same_plot_gives_the_same_bytes_whatever_is_set() -> None:
-    before = [picture(ACCURACY, form=form) for form in ("svg", "png")]
+    before = [picture(ACCURACY, form=form) for form in ("svg", "png", "pdf")]
     with mpl.rc_context({"lines.linewidth": 9, "svg.hashsalt": "x", "axes.facecolor": "red"}):
-        assert [picture(ACCURACY, form=form) for form in ("svg", "png")] == before
+        assert [picture(ACCURACY, form=form) for form in ("svg", "png", "pdf")] == before
         assert mpl.rcParams["lines.linewidth"] == 9  # as it was
     assert picture(ERRORS, form="svg") != before[0]
 

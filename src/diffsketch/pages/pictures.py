@@ -1,4 +1,4 @@
-"""Pictures of plots, for documents that are read without a browser: PNG or SVG by matplotlib.
+"""Pictures of plots, for papers and documents: PDF, SVG or PNG by matplotlib.
 
 They have the looks and sizes of the interactive page (`diffsketch.pages.charts`).
 """
@@ -46,7 +46,7 @@ def _spread(plot: Plot, series: Series) -> tuple[_Numbers, _Numbers]:
 
 
 def picture(plot: Plot, looks: Mapping[str, Look] | None = None, *, form: str = "png") -> bytes:
-    """Draw the plot over its first x axis, as PNG or as SVG with letters as outlines.
+    """Draw the plot over its first x axis, as `png`, `pdf` or `svg` (with letters as outlines).
 
     The same plot gives the same bytes: no dates, no random names, no fonts of the machine. Looks
     by role give it the colours of a page; by default it has those of this plot alone.
@@ -91,8 +91,11 @@ def picture(plot: Plot, looks: Mapping[str, Look] | None = None, *, form: str = 
                 title=worth or None, title_fontsize=7.5, alignment="left",
             )  # fmt: skip
         FigureCanvasAgg(drawing)
-        about = {"Software": "diffsketch"} if form == "png" else {"Date": None, "Creator": ""}
-        drawing.savefig(stream, format=form, dpi=140, metadata=about)
+        about: dict[str, Any] = {
+            "png": {"Software": "diffsketch"}, "svg": {"Date": None, "Creator": ""},
+            "pdf": {"CreationDate": None},
+        }  # fmt: skip
+        drawing.savefig(stream, format=form, dpi=140, metadata=about[form])
     return stream.getvalue()
 
 
