@@ -89,7 +89,7 @@ class RotatedCpSgd(CpSgd):
         return Encoded(self.mechanism.release(turned, noise))
 
     def _decode(self, total: Tensor, seed: HashSeed, count: int, *, out: Tensor | None) -> Tensor:  # noqa: ARG002
-        mean = self.mechanism.decode(total, count)
+        mean = self.mechanism.centred(total, count) / count
         return rotate_back(mean, _turn(seed), dim=self.dim).float()
 
 

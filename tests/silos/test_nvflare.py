@@ -27,7 +27,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "nvflare"
 @pytest.mark.slow  # processes are started
 def test_three_sites_learn_until_their_budgets_are_spent(tmp_path: Path) -> None:
     output = tmp_path / "outcome.json"
-    command = [sys.executable, str(EXAMPLE / "run.py"), "--rounds", "4", "--budget", "0.9"]
+    command = [sys.executable, str(EXAMPLE / "simulate.py"), "--rounds", "4", "--budget", "0.9"]
     subprocess.run([*command, "--output", str(output)], check=True, timeout=500)  # noqa: S603
     outcome = json.loads(output.read_text())
     # Three rounds cost 0.884, four 0.959.

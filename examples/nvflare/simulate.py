@@ -1,6 +1,6 @@
 """Three sites in NVFlare's simulator, each with a budget of its own.
 
-    python examples/nvflare/run.py [--rounds 30] [--budget 2] [--output FILE]
+    python examples/nvflare/simulate.py [--rounds 30] [--budget 2] [--output FILE]
 
 Prints, or writes as JSON, the accuracy of the last model and what each site has paid.
 """
