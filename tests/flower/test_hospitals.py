@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,8 @@ def test_hospitals_learn_until_the_budget_is_spent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(EXAMPLE)
+    task: Any = importlib.import_module("hospitals_app.task")
+    monkeypatch.setattr(task, "all_data", cache(task.all_data))  # in one process
     client: Any = importlib.import_module("hospitals_app.client_app")
     server: Any = importlib.import_module("hospitals_app.server_app")
     identities = [bytes([number + 1]) * 32 for number in range(HOSPITALS)]

@@ -137,7 +137,7 @@ def check_persons(parties: Mapping[str, Records]) -> None:
     """Raise an `ArgumentError` if a person has records in several parties, and say what holds."""
     seen: dict[int, str] = {}
     for name, records in parties.items():
-        for person in () if records.persons is None else set(records.persons.tolist()):
+        for person in () if records.persons is None else sorted(set(records.persons.tolist())):
             if person in seen:
                 raise ArgumentError(
                     f"persons must be in one party each, got {person} in {seen[person]!r} and "
