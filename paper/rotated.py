@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,8 +15,10 @@ from torch import Tensor
 from diffsketch.errors import MismatchError, check_whole
 from diffsketch.methods import CpSgd, Encoded, register
 from diffsketch.privacy.clipping import clip_norm
+from diffsketch.privacy.mechanisms.binomial import BinomialMechanism
 from diffsketch.privacy.noise import Noise
 from diffsketch.sketch.hashing import HashSeed
+from diffsketch.wire.formats import MessageFormat
 
 
 def power_of_two(dim: int) -> int:
@@ -71,10 +74,15 @@ class RotatedCpSgd(CpSgd):
     name: ClassVar[str] = "cpsgd-rotated"
     code: ClassVar = 13
 
-    @property
-    def cells(self) -> int:
-        """Numbers of a message: the next power of two."""
-        return power_of_two(self.dim)
+    @cached_property
+    def mechanism(self) -> BinomialMechanism:
+        """That of vectors as long as the next power of two."""
+        return replace(super().mechanism, dim=power_of_two(self.dim))
+
+    @cached_property
+    def message_format(self) -> MessageFormat:
+        """As many numbers as the next power of two."""
+        return replace(super().message_format, shape=(power_of_two(self.dim),))
 
     def after_clipping(self, vectors: Tensor) -> Tensor:
         """Return the vectors clipped to a norm; the range is of rotated coordinates."""
