@@ -309,7 +309,7 @@ MIXED = [
 ]
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(4))
 def test_alternating_kinds_never_exceed_the_budget(seed: int) -> None:
     """Kinds in random turns until none fits: composed anew, all of it is within the budget."""
     rng = np.random.default_rng(seed)
