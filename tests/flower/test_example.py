@@ -132,8 +132,8 @@ def wait_for(network: Any, condition: Callable[[], bool], what: str) -> None:
 
 @pytest.fixture
 def local(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """The example's script; heartbeats of its networks are 15 s apart, in place of Flower's 30."""
-    change = "import flwr.common.constant as c\nc.HEARTBEAT_DEFAULT_INTERVAL = 15\n"
+    """The example's script; heartbeats of its networks are 20 s apart, in place of Flower's 30."""
+    change = "import flwr.common.constant as c\nc.HEARTBEAT_DEFAULT_INTERVAL = 20\n"
     (tmp_path / "sitecustomize.py").write_text(change)  # which each process of Python runs first
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.syspath_prepend(EXAMPLE)
