@@ -3,7 +3,7 @@
 * `items`: what people hold, and bounds on what each contributes.
 * `release`: one release of a sum, its noise and its answer.
 * `means`, `counts`, `top`, `quantiles`: the four questions.
-* `queries`, `files`: the same of tables larger than memory.
+* `queries`: the same of tables larger than memory: `files` (DuckDB), `spark` (data frames).
 """
 
 from diffsketch.analytics.counts import private_counts

@@ -67,7 +67,7 @@ def private_counts(
     delta is for `p`, the rest for the noise. Names are published in the order of their counts,
     which are private, and then of the alphabet.
 
-    Guarantees (`tests/analytics/test_counts.py`): a key of one person is published no more often
+    Guarantees (`tests/analytics/test_questions.py`): a key of one person is published no more often
     than `p`; neighbours differ by what the noise is made for; intervals (`test_coverage.py`).
 
     Args:

@@ -70,9 +70,9 @@ def private_mean(
     **With a `method`** (`diffsketch.plan` finds one): the mean of vectors by messages, as a server
     learns it that sees no vector: `diffsketch.methods.gate.private_mean` has its arguments.
 
-    Guarantees (`tests/analytics/test_means.py`): no two data sets that differ in one person's rows
-    move the sums by more than the noise is made for; 95% intervals have the mean of the clipped
-    data in 95% of runs (`test_coverage.py`).
+    Guarantees (`tests/analytics/test_questions.py`): no two data sets that differ in one person's
+    rows move the sums by more than the noise is made for; 95% intervals have the mean of the
+    clipped data in 95% of runs (`test_coverage.py`).
 
     Args:
         data: Columns of numbers: a mapping, a data frame, an Arrow table or an array. Or vectors

@@ -117,10 +117,11 @@ class PeopleTable(ABC):
                     f"(PARTITION BY who ORDER BY {order}, label) AS place FROM pairs) AS ranked "
                     f"WHERE place <= {keys_per_person} GROUP BY label"
                 )
+                # Not count(DISTINCT who): DuckDB holds all that it counts in memory.
                 totals = (
-                    "count(DISTINCT who) + max(CASE WHEN who IS NULL THEN 1 ELSE 0 END), CASE WHEN "
-                    "count(*) = count(who) AND count(*) = count(label) THEN count(DISTINCT who) END"
-                    " FROM pairs"
+                    "count(*), CASE WHEN count(*) = count(who) AND sum(missing) = 0 THEN count(*) "
+                    "END FROM (SELECT who, count(*) - count(label) AS missing FROM pairs GROUP BY "
+                    "who) AS persons"
                 )
             engine.keep("sums", query)
             ((people, complete),) = engine.rows(f"SELECT {totals}")

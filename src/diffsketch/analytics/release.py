@@ -28,8 +28,6 @@ from diffsketch.privacy.claim import (
     RelationName,
     Trust,
     TrustName,
-    Unit,
-    UnitName,
 )
 from diffsketch.privacy.clipping import WholeTables
 from diffsketch.privacy.mechanisms.integer import SkellamMechanism
@@ -52,7 +50,6 @@ class Terms:
         relation: What differs between neighbours: another person's data, or a person's data and
             none. The number of people is public in either.
         account: What is charged, before any noise is drawn. With a budget, it refuses.
-        unit: Whose data is protected.
     """
 
     epsilon: float
@@ -60,7 +57,6 @@ class Terms:
     trust: TrustName = Trust.CENTRAL
     relation: RelationName = Relation.REPLACE
     account: Account | None = field(default=None, repr=False)
-    unit: UnitName = Unit.CLIENT
 
     def __post_init__(self) -> None:
         check_positive("epsilon", self.epsilon)
