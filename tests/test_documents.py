@@ -94,6 +94,10 @@ def test_relative_links_exist(document: str) -> None:
         assert "://" in link or (path.parent / link).exists(), link
 
 
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) <= 120
+
+
 def test_map_names_what_exists() -> None:
     tree = README.split("## Map")[1].split("```")[1]
     names = re.findall(r"(?<=\s)[\w/]+(?:\.py|/)(?=\s)", tree)
