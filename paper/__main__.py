@@ -9,6 +9,7 @@ import typer
 from diffsketch.app.settings import option
 from diffsketch.app.terminal import LastingConsole
 from diffsketch.cli import command, main
+from diffsketch.errors import check
 from diffsketch.files import cores
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
@@ -32,6 +33,10 @@ def paper(
         "Directory for the page, the numbers and the cache; continued if it has them.",
         means="runs/reproduction, or runs/reproduction-quick with --quick",
     ),
+    redraw: Path | None = option(
+        "Directory of documents, such as docs: judge and draw their recorded run again, with what "
+        "it lacks from the output directory. Runs nothing."
+    ),
     jobs: int | None = option("Processes at a time.", means="as many as there are cores"),
     show_list: bool = option(
         "List the experiments, with rough times, and exit.", default=False, flag="--list"
@@ -53,10 +58,14 @@ def paper(
 
         console.show(*listing(processes))
         return 0
+    from paper.reproduce import redraw as draw_again
     from paper.reproduce import reproduce
 
-    default = Path("runs") / ("reproduction-quick" if quick else "reproduction")
-    return reproduce(name, output or default, console, reduced=quick, jobs=processes)
+    output = output or Path("runs") / ("reproduction-quick" if quick else "reproduction")
+    if redraw is not None:
+        check(not (name or quick), "redraw", "come without NAME and --quick", [*name, quick])
+        return draw_again(redraw, output, console)
+    return reproduce(name, output, console, reduced=quick, jobs=processes)
 
 
 if __name__ == "__main__":

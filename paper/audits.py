@@ -64,6 +64,7 @@ class _Inversion(MeasurementSettings):
     case: Literal["inversion"]
     images: Whole
     batches: Whole = 0
+    per_round: float | None = None
 
 
 class _SecretHashes(MeasurementSettings):
@@ -139,13 +140,15 @@ def measure_audit(settings: Given, *, seed: int, on_progress: Progress) -> Found
     Settings are `case`, one of `CASES`, with its own; `trials` of each world; `confidence` of the
     bound; `round`, of which training round of MNIST without compression the gradients are. Or
     `case = "inversion"`, images from gradients, with `images`, how many of each digit, and
-    `batches`, how many gradients of ten images. Or `case = "secret-hashes"`, what is calculated
+    `batches`, how many gradients of ten images; bare sketches and others, or with `per_round` what
+    DiffSketch sends for it. Or `case = "secret-hashes"`, what is calculated
     of bare sketches under secret hashes, with `tables`.
     """
     if settings.get("case") == "inversion":
         wanted = _Inversion.read(settings)
-        found = invert(per_class=wanted.images, seed=seed, on_progress=on_progress)
-        batches = invert_batches(wanted.batches, seed=seed) if wanted.batches else ()
+        how: Given = {"seed": seed, "per_round": wanted.per_round}
+        found = invert(per_class=wanted.images, on_progress=on_progress, **how)
+        batches = invert_batches(wanted.batches, **how) if wanted.batches else ()
         return {
             "images": len(found.labels),
             "inversion": [each.to_json() for each in found.recoveries],

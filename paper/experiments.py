@@ -10,9 +10,10 @@ Keys of a file; all but those marked are required:
 * `[common]` (optional): settings of `diffsketch run` for every `[[run]]`. As in the files of
   `diffsketch compare`, settings of methods (such as `rows`) go to the methods that have them.
 * `[[run]]` (any number): `name` for the legend, `panels` (the plots that it is drawn in; a list of
-  one at least), `group` ("paper" if not given, "proven" or "ablation"), `reading` (in which way the
-  method was run, if not as the others of its name), and any settings of `diffsketch run` but the
-  seed. A name is used once in each panel. Rules find a line by its method and reading.
+  one at least), `seeds` (the file's if not given), `group` ("paper" if not given, "proven" or
+  "ablation"), `reading` (in which way the method was run, if not as the others of its name), and
+  any settings of `diffsketch run` but the seed. A name is used once in each panel. Rules find a
+  line by its method and reading.
 * `[panel."NAME"]` (optional): what a panel is about, as `PanelFields` has it: rules and drawings
   read it there, and nothing from the panel's name.
 * `[[measure]]` (any number): `name`, used once; `kind`, one of `MEASUREMENTS`; `seeds` (the file's
@@ -157,7 +158,6 @@ class Variant:
     """Training runs of one line of a figure: the same settings with every seed."""
 
     kind: ClassVar[str] = RUN
-    seeds: ClassVar[int | None] = None  # as many as the experiment has
 
     name: _Text  # for the legend; different from the others' in its panel
     panels: Annotated[tuple[_Text, ...], Field(min_length=1)]
@@ -165,6 +165,7 @@ class Variant:
     group: Literal["paper", "proven", "ablation"] = "paper"
 
     reading: str = ""  # such as "without padding"
+    seeds: _Count | None = None  # how many; the experiment's number if None
 
     @property
     def method(self) -> str:
@@ -182,7 +183,7 @@ class PanelFields:
     choice: str = ""  # what the paper leaves open
     task: str = ""  # its title
     kind: str = ""  # of the messages
-    few_bits: bool = False
+    beyond: str = ""  # why it is none of the paper's; no verdict rests on it then
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -240,6 +241,32 @@ class Experiment:
     def jobs(self) -> tuple[Job, ...]:
         """All jobs, each once."""
         return tuple(dict.fromkeys(job for _, job in self.named_jobs))
+
+
+Lacking = tuple[str, int, int]
+"""A run (with its panels) or a measurement, and how many seeds of how many it has."""
+
+
+def present(experiment: Experiment, results: Results) -> tuple[Experiment, tuple[Lacking, ...]]:
+    """The experiment with what has results, and what lacks some.
+
+    Seeds count from 0 on, up to the first that is missing.
+    """
+    lacking: list[Lacking] = []
+
+    def kept(parts: Iterable[Any]) -> tuple[Any, ...]:
+        some = []
+        for part in parts:
+            jobs = experiment.jobs_of(part)
+            count = next((i for i, job in enumerate(jobs) if job not in results), len(jobs))
+            if count < len(jobs):
+                places = f" ({'; '.join(part.panels)})" if part.kind == RUN else ""
+                lacking.append((f"{part.name}{places}", count, len(jobs)))
+            some += [replace(part, seeds=count)] if count else []
+        return tuple(some)
+
+    variants, measurements = kept(experiment.variants), kept(experiment.measurements)
+    return replace(experiment, variants=variants, measurements=measurements), tuple(lacking)
 
 
 def function_of(place: str) -> Callable[..., Any]:
@@ -300,12 +327,15 @@ def load(name: str, *, reduced: bool, folder: Path = SETTINGS, complete: bool = 
     return replace(found, variants=tuple(variants))
 
 
+_OF_RUNS = ("name", "panels", "group", "reading", "seeds")
+
+
 def _read(path: Path) -> Experiment:
     """The file, with all values of their types."""
     table = read_toml(path)
     runs = []
     for number, run in enumerate(table.get("run", ()), start=1):
-        own = {key: run[key] for key in ("name", "panels", "group", "reading") if key in run}
+        own = {key: run[key] for key in _OF_RUNS if key in run}
         settings = {key: value for key, value in run.items() if key not in own}
         runs.append({**own, "settings": _settings_of(settings, f"{path}: [[run]] {number}:")})
     table |= {"name": path.stem, "run": runs}
@@ -334,6 +364,8 @@ def mistake_text(error: ValidationError) -> str:
     """The first mistake in settings: its place, condition and value."""
     first = error.errors()[0]
     place = " ".join(str(part) for part in first["loc"])
+    if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        return f"unknown key {place!r}, got {first['input']!r}"
     condition = re.sub(r"^\w+ should", "must", first["msg"])
     return f"{place} {condition}, got {first['input']!r}"
 
@@ -354,7 +386,8 @@ def _less(full: Experiment) -> Experiment:
         seeds=seeds,
         common={**full.common, **quick.common},
         variants=tuple(
-            replace(one, settings=replaced(one.settings, quick.common)) for one in full.variants
+            replace(one, settings=replaced(one.settings, quick.common), seeds=None)
+            for one in full.variants
         ),
         measurements=tuple(
             replace(one, settings=replaced(one.settings, quick.measure),

@@ -20,8 +20,8 @@ from paper.figures import COORDINATE, Fact
 
 OURS, UNCOMPRESSED = "diffsketch", "none"
 """Methods, as `diffsketch run` names them."""
-_SAME_TASK = {"choices": "mnist"}  # an experiment with further readings of another's panels
-_CHANCE = 0.05  # of a lead that is none to be taken for one, among all readings tried
+CHANCE = 0.05
+"""Of a lead that is none to be taken for one, among all panels and readings that were tried."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,8 +34,10 @@ class Statement:
     where: str  # in the paper
     figure: str = ""  # the experiment that shows it; the first of `experiments` if empty
     aside: str = ""  # counted apart: "slip", "disclaimer", "setup", or the claim that it repeats
+    kind: str = ""  # "headline": of the abstract or a caption; "textbook": known before the paper
     experiments: Sequence[str] = ()  # whose facts its rule reads
     rule: str = ""  # the name of its rule; its own name if empty
+    requires: str = ""  # what the rule asks for, in place of the rule's own words
     values: Mapping[str, Any] = field(default_factory=dict)
     why: str = ""  # nothing measures it; empty if something does
     read: Mapping[str, str] = field(default_factory=dict)  # facts by name: "experiment fact"
@@ -63,9 +65,19 @@ class MissingFactError(DiffSketchError):
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts by experiment and name; asking for one that is missing raises a `MissingFactError`."""
+    """Facts by experiment and name; asking for one that is missing raises a `MissingFactError`.
+
+    `readings` has, by experiment, the ways of running DiffSketch that count; of an experiment that
+    it does not name, all do. Panels that the paper does not have count only if `beyond`.
+    """
 
     by_experiment: Mapping[str, Mapping[str, Fact]]
+    readings: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    beyond: bool = False
+
+    def counts(self, experiment: str, reading: str) -> bool:
+        """Whether a reading of DiffSketch counts."""
+        return reading in self.readings.get(experiment, (reading,))
 
     def get(self, experiment: str, name: str) -> Fact:
         """A fact, None if it was measured that there is none."""
@@ -101,7 +113,7 @@ class Facts:
 Case: TypeAlias = Mapping[str, Any]
 Cases: TypeAlias = Iterable[Case]
 """The cases of a rule: each with whether it is a `hit`, and with fields for the texts."""
-Graded: TypeAlias = tuple[Cases, Sequence[bool] | None, Mapping[str, Any]]
+Graded: TypeAlias = tuple[Cases, Sequence[bool | None] | None, Mapping[str, Any]]
 """Cases, what is graded in their place (None if the claim is not measured), and further fields."""
 
 
@@ -154,21 +166,22 @@ class Gap:
     error: float
     seeds: int
 
-    def above(self, least: float, *, tried: int = 1) -> bool:
-        """Whether it is so much; and, for a lead, clearly above 0.
+    def clears(self, threshold: float, *, tests: int = 1) -> bool | None:
+        """Whether it is clearly above the threshold; None where that is too close to tell.
 
-        Clearly: by a one-sided t-test at 5%, divided by the number of readings of which this is
-        the best (Bonferroni). With one seed there is no test.
+        Clearly: by a one-sided t-test of the difference to the threshold, at 5% divided by the
+        number of panels and readings that are tested (Bonferroni). One seed tells nothing.
         """
         from scipy import stats
 
-        if self.mean < least or least <= 0 or not self.error:
-            return self.mean >= least
-        limit = float(stats.t.ppf(1 - _CHANCE / tried, self.seeds - 1))
-        return self.mean > limit * self.error
+        margin = self.mean - threshold
+        if self.seeds < 2:
+            return None
+        limit = float(stats.t.ppf(1 - CHANCE / tests, self.seeds - 1)) * self.error
+        return None if abs(margin) <= limit and self.error else margin >= 0
 
     def __str__(self) -> str:
-        sure = f" (standard error {100 * self.error:.1f})" if self.error else ""
+        sure = f" (s.e. {100 * self.error:.1f})" if self.error else ""
         return SPECS["points"](self.mean) + sure
 
 
@@ -253,15 +266,15 @@ class Panel:
         unpaired = gap_of(self.lines[ours], self.lines[other], self.seeds)
         return unpaired and self.gaps.get(f"{ours} - {other}", unpaired)
 
-    def leads(self, upper: str, lower: str, least: float, *, tried: int = 1) -> bool:
-        """Whether a line leads another by so much, as the best of so many pairs that were tried.
+    def leads(self, upper: str, lower: str, least: float, *, tests: int = 1) -> bool | None:
+        """Whether a line leads another by so much, clearly; None where it is too close to tell.
 
         One that diverged is below all others.
         """
         gap = self.gap(upper, lower)
         if gap is None:
             return self.lines[upper].accuracy is not None
-        return gap.above(least, tried=tried)
+        return gap.clears(least, tests=tests)
 
     def readings(self, ours: str, other: str) -> list[tuple[str, str]]:
         """Each line of the method `ours` with the line of `other` to compare it with.
@@ -270,14 +283,17 @@ class Panel:
         compression, the reading that does best, whatever serves the sketch.
         """
         whole = [name for name, line in self.lines.items() if line.reads(other)]
-        best = max(whole, key=lambda name: self.lines[name].accuracy or 0.0, default=None)
-        pairs = [
-            (name, best if other == UNCOMPRESSED else
-             self.find(other, line.reading) or self.find(other))
-            for name, line in self.lines.items()
-            if line.reads(ours)
-        ]  # fmt: skip
-        return [(name, beside) for name, beside in pairs if beside is not None]
+        most = max(whole, key=lambda name: self.lines[name].accuracy or 0.0, default=None)
+
+        def beside(reading: str) -> str | None:
+            if other == UNCOMPRESSED:
+                return most
+            # "with the least padding, server step 1" stands beside "server step 1".
+            alike = (self.find(other, each) for each in (reading, reading.partition(", ")[2], ""))
+            return next((name for name in alike if name is not None), None)
+
+        pairs = [(n, beside(line.reading)) for n, line in self.lines.items() if line.reads(ours)]
+        return [(name, theirs) for name, theirs in pairs if theirs is not None]
 
     def lead(self, ours: str, other: str) -> float:
         """The difference of two accuracies, where a line that diverged is below all others."""
@@ -285,11 +301,7 @@ class Panel:
         return -2.0 if mine is None else mine - (-1.0 if theirs is None else theirs)
 
     def best(self, ours: str, other: str) -> tuple[str, str] | None:
-        """The pair of readings with the largest lead; None if there is none.
-
-        What the paper does not say, such as how much noise DiffSketch appends, is so judged in its
-        favour.
-        """
+        """The pair of readings with the largest lead; None if there is none."""
         pairs = self.readings(ours, other)
         return max(pairs, key=lambda pair: self.lead(*pair), default=None)
 
@@ -311,82 +323,72 @@ def gap_of(first: LineFacts, second: LineFacts, seeds: int) -> Gap | None:
     if first.accuracy is None or second.accuracy is None:
         return None
     spreads = [line.number("spread") or 0.0 for line in (first, second)]
-    return Gap(first.accuracy - second.accuracy, math.hypot(*spreads) / math.sqrt(seeds), seeds)
+    used = min(int(line.number("seeds") or seeds) for line in (first, second))
+    return Gap(first.accuracy - second.accuracy, math.hypot(*spreads) / math.sqrt(used), used)
 
 
 def panels_in(facts: Facts, experiment: str, *methods: str) -> list[Panel]:
     """The panels of a training figure that have lines of all of these methods; one at least.
 
-    Where the first of two is DiffSketch, any of its readings will do.
+    Panels and readings of DiffSketch that do not count are left out. Where the first of two methods
+    is DiffSketch, any of its readings will do.
     """
     seeds = int(facts.number(experiment, "seeds"))
     lines: dict[str, dict[str, dict[str, Fact]]] = {}
-    gaps: dict[str, dict[str, Gap]] = {}
+    pairs: dict[str, dict[str, Gap]] = {}
     fields: dict[str, dict[str, Fact]] = {}
-    given = facts.by_experiment[experiment]
-    for name, value in given.items():
+    known = facts.by_experiment[experiment]
+    for name, value in known.items():
         what, _, place = name.partition("/")
         panel, _, variant = place.partition("/")
         if what.startswith("panel-"):
             fields.setdefault(panel, {})[what.removeprefix("panel-")] = value
         elif what == "paired" and value is not None:
-            spread = given.get(f"paired-spread/{place}")
-            error = 0.0 if spread is None else float(spread) / math.sqrt(seeds)
-            gaps.setdefault(panel, {})[variant] = Gap(float(value), error, seeds)
-        elif variant and f"method/{place}" in given:
+            spread, count = (known.get(f"paired-{one}/{place}") for one in ("spread", "seeds"))
+            used = seeds if count is None else int(count)
+            error = 0.0 if spread is None else float(spread) / math.sqrt(used)
+            pairs.setdefault(panel, {})[variant] = Gap(float(value), error, used)
+        elif variant and f"method/{place}" in known:
             lines.setdefault(panel, {}).setdefault(variant, {})[what] = value
-    if not lines:
-        raise MissingFactError(experiment, "accuracy/...")
     found = []
-    for one, own in lines.items():
-        read = {name: LineFacts(each) for name, each in own.items()}
-        panel_ = Panel(experiment, one, fields.get(one, {}), read, gaps.get(one, {}), seeds)
+    for name, variants in lines.items():
+        about = fields.get(name, {})
+        if about.get("beyond") and not facts.beyond:
+            continue
+        read = {variant: LineFacts(each) for variant, each in variants.items()}
+        kept = {
+            variant: line
+            for variant, line in read.items()
+            if not line.reads(OURS)
+            or facts.counts(experiment, str(about.get("choice") or line.reading))
+        }
+        panel_ = Panel(experiment, name, about, kept, pairs.get(name, {}), seeds)
         compared = len(methods) == 2 and methods[0] == OURS
         fits = panel_.best(*methods) if compared else all(map(panel_.find, methods))
         found += [panel_] if fits else []
     if not found:
-        raise MissingFactError(experiment, f"accuracy/.../{methods[0]}")
+        raise MissingFactError(experiment, f"accuracy/.../{(*methods, 'line')[0]}")
     return found
 
 
 @dataclass(frozen=True)
-class BestReading:
-    """The largest lead of all panels and readings of one task, compression and epsilon."""
+class Compared:
+    """Panels and readings of a compression and an epsilon: the best of them counts."""
 
-    panel: Panel
-    pair: tuple[str, str]
-    tried: int  # how many there were
+    tried: tuple[tuple[Panel, tuple[str, str]], ...]
 
     @property
-    def gap(self) -> Gap | None:
-        """The lead; None unless both finished."""
-        return self.panel.gap(*self.pair)
-
-    def leads(self, least: float) -> bool:
-        """Whether it is a lead by so much, and clearly so for the best of so many."""
-        return self.panel.leads(*self.pair, least, tried=self.tried)
-
-    @property
-    def case(self) -> Case:
-        """A case: the two lines, their difference, and of how many readings they are the best."""
-        found, several = self.panel.compared(*self.pair), f" (the best of {self.tried} readings)"
-        return {**found, "gap": f"{found['gap']}{several if self.tried > 1 else ''}"}
+    def best(self) -> tuple[Panel, tuple[str, str]]:
+        """The panel and the pair of lines with the largest lead."""
+        return max(self.tried, key=lambda each: each[0].lead(*each[1]))
 
 
-def best_readings(
-    facts: Facts, experiments: Iterable[str], ours: str, other: str
-) -> list[BestReading]:
-    """The best reading of each task, compression and epsilon, over all of these experiments.
-
-    So a choice that the paper leaves open is not counted against it, however many were tried.
-    """
-    groups: dict[tuple[str, float | None, float | None], list[tuple[Panel, tuple[str, str]]]] = {}
+def settings_in(facts: Facts, experiments: Iterable[str], ours: str, other: str) -> list[Compared]:
+    """Each compression and epsilon of an experiment, with all readings that count."""
+    groups: dict[Any, list[tuple[Panel, tuple[str, str]]]] = {}
     for experiment in experiments:
         for panel in panels_in(facts, experiment, ours, other):
-            key = (_SAME_TASK.get(experiment, experiment), panel.ratio, panel.epsilon)
-            groups.setdefault(key, []).extend((panel, one) for one in panel.readings(ours, other))
-    found = []
-    for some in groups.values():
-        panel, pair = max(some, key=lambda each: each[0].lead(*each[1]))
-        found.append(BestReading(panel, pair, len(some)))
-    return found
+            about = panel.name if panel.epsilon is None else (panel.ratio, panel.epsilon)
+            some = groups.setdefault((experiment, about), [])
+            some += [(panel, pair) for pair in panel.readings(ours, other)]
+    return [Compared(tuple(some)) for some in groups.values()]

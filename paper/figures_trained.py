@@ -345,6 +345,7 @@ def facts_of(experiment: Experiment, panels: Mapping[str, list[TrainedLine]]) ->
                 f"at-bytes/{place}": accuracy_at(line.points, fewest),
                 f"bytes-to/{place}": enough[0] if enough else None,
                 f"seconds/{place}": line.seconds,
+                f"seeds/{place}": len(line.summaries),
             }
             if (padding := line.config.get("padding")) is not None:
                 facts[f"padding/{place}"] = padding / line.summaries[0]["dim"]
@@ -353,10 +354,12 @@ def facts_of(experiment: Experiment, panels: Mapping[str, list[TrainedLine]]) ->
         readings = [line for line in lines if line.variant.method == ours]
         for one, other in itertools.product(readings, lines):
             if other is not one:
-                gaps = [a - b for a, b in zip(one.accuracies, other.accuracies, strict=True)]
+                # Of different numbers of seeds, the first ones of both.
+                gaps = [a - b for a, b in zip(one.accuracies, other.accuracies, strict=False)]
                 mean, spread = mean_and_spread(gaps)
                 place = f"{panel}/{one.name} - {other.name}"
-                facts |= {f"paired/{place}": mean, f"paired-spread/{place}": spread}
+                facts |= {f"paired/{place}": mean, f"paired-spread/{place}": spread,
+                          f"paired-seeds/{place}": len(gaps)}  # fmt: skip
     return facts
 
 
@@ -440,6 +443,8 @@ def draw_choices(experiment: Experiment, results: Results) -> Figure:
     cells: dict[str, dict[str, tuple[float | None, ...]]] = {}
     for panel, lines in panels.items():
         fields, named = experiment.panels[panel], {line.variant.method: line for line in lines}
+        if not {ours, baseline} <= set(named):
+            continue  # not measured yet
         setting, choice = f"{fields.ratio:g}x, epsilon {fields.epsilon:g}", fields.choice
         place = f"{panel}/{named[ours].name} - {named[baseline].name}"
         gap, spread = (facts[f"{one}/{place}"] for one in ("paired", "paired-spread"))
@@ -451,6 +456,7 @@ def draw_choices(experiment: Experiment, results: Results) -> Figure:
             leads.setdefault(setting, {})[choice] = float(gap)
     settings = list(dict.fromkeys(one for each in cells.values() for one in each))
     entry, parts = texts()["choices"], []
+    series = [_leads_by_choice(one, cells, experiment.seeds) for one in settings]
     ours, baseline = name_of(ours), name_of(baseline)
     headings = [entry["choice"]]
     for one in settings:
@@ -471,9 +477,37 @@ def draw_choices(experiment: Experiment, results: Results) -> Figure:
         parts.append(f"{setting}: from {' to '.join(ends)}")
     return Figure(
         lead=entry["lead"].format(ours=ours, baseline=baseline, parts="; ".join(parts)),
-        exhibits=(table("choices", f"{experiment.name}-table", rows, headings),),
+        exhibits=(
+            plot(
+                "choices-leads",
+                f"{experiment.name}-leads",
+                series,
+                categories=list(cells),
+                ours=ours,
+                baseline=baseline,
+            ),
+            table("choices", f"{experiment.name}-table", rows, headings),
+        ),
         text=(entry["text"].format(fair=_FAIR),),
         facts=facts,
+    )
+
+
+def _leads_by_choice(
+    setting: str, cells: Mapping[str, Mapping[str, tuple[float | None, ...]]], seeds: int
+) -> Series:
+    """The lead of each choice in points, with twice its standard error to both sides."""
+    every: list[tuple[float | None, float]] = []
+    for each in cells.values():
+        *_, gap, spread = each.get(setting, (None, None))
+        every.append((gap, 2 * (spread or 0.0) / math.sqrt(seeds)))
+    return Series(
+        setting,
+        tuple(map(float, range(len(every)))),
+        tuple(gap for gap, _ in every),
+        tuple(None if gap is None else gap - wide for gap, wide in every),
+        tuple(None if gap is None else gap + wide for gap, wide in every),
+        kind="points",
     )
 
 
@@ -559,7 +593,9 @@ def draw_correction(experiment: Experiment, results: Results) -> Figure:
         pairs = ((point.accuracy, point.spread) for point in points)
         note = "what the server publishes is noise of the sum's norm"
         shown.append(_over_rounds(Series(control.name, (), **banded(pairs), note=note), points))
-        sizes = (int(control.first[name]) for name in ("message_bytes", "mask_bytes"))
+        own = control.settings.get("correction") == "drift"  # masks that stay with the worker
+        masks = 0 if own else int(control.first["mask_bytes"])
+        sizes = (int(control.first["message_bytes"]), masks)
         spread_ = None if spread is None else round(spread, 4)
         last = None if drift is None else round(drift, 3)
         rows.append((control.name, round(accuracy, 4), spread_, *sizes, last))
@@ -570,7 +606,11 @@ def draw_correction(experiment: Experiment, results: Results) -> Figure:
     mask, _ = mask_bytes(line.summaries[0]["dim"], line.config["workers"])
     sketch = line.summaries[0]["message_bytes"]
     facts |= {"mask-bytes": mask, "sketch-bytes": sketch}
-    parts.append(f"A mask takes {mask:,} bytes, the sketch {sketch:,}.")
+    for each in itertools.chain.from_iterable(panels.values()):
+        if each.variant.reading:  # bytes that a worker sends in a round beside its table
+            rounds = each.summaries[0]["rounds"] * each.config["workers"]
+            facts[f"sent-beside/{each.variant.reading}"] = each.up / rounds - line.up / rounds
+    parts.append(f"A shared mask takes {mask:,} bytes, the sketch {sketch:,}; own masks none.")
     bands = "; bands are standard deviations over the seeds" if experiment.seeds > 1 else ""
     # Over rounds first: masks are not in the paper's count of bytes.
     plots = [

@@ -37,6 +37,7 @@ from torch import Tensor
 from diffsketch.auditing.attacks import Numbers, matrix_of
 from diffsketch.auditing.audits import epsilon_to_json
 from diffsketch.errors import check
+from diffsketch.methods.paper import add_laplace
 from diffsketch.privacy.accounting.calibration import gaussian_multiplier
 from diffsketch.privacy.claim import Basis, Epsilon, NoClaim, Relation, Scope, Trust, Unit
 from diffsketch.privacy.clipping import NormBound
@@ -134,11 +135,17 @@ class InversionResult:
 
 
 def invert(
-    *, per_class: int = 10, seed: int = 0, on_progress: Callable[[float], None] = lambda _: None
+    *,
+    per_class: int = 10,
+    seed: int = 0,
+    per_round: float | None = None,
+    on_progress: Callable[[float], None] = lambda _: None,
 ) -> InversionResult:
     """Attack `per_class` test images of each digit of MNIST; the training images are public.
 
-    The seed fixes the hashes and the noise; `on_progress` is told the share that is done.
+    The seed fixes the hashes and the noise; `on_progress` is told the share that is done. With
+    `per_round` the messages are those that DiffSketch sends for this epsilon with nothing appended,
+    and no others.
     """
     check(1 <= per_class <= 100, "per_class", "be in 1..100", per_class)
     public, public_labels = first_of_each(load_mnist(split="train"), PUBLIC_PER_CLASS)
@@ -162,6 +169,8 @@ def invert(
     own = parts[np.arange(len(read)), read]
     recoveries = [compare("raw gradient", (own[:, :-1] / own[:, -1:], read), UNLIMITED)]
     messages = [*((cols, None) for cols in COLS), *((NOISY_COLS, target) for target in TARGETS)]
+    if per_round is not None:
+        recoveries, messages = [], [(cols, None) for cols in COLS]
     for index, (cols, target) in enumerate(messages):
         on_progress(0.2 + 0.8 * index / len(messages))
         sketch, hashes = CountSketch(DIM, ROWS, cols), SketchKey.from_integer(seed).seed(cols)
@@ -171,6 +180,11 @@ def invert(
             sent, variance = encode(gradients), ROUNDING
             claimed = theorem1_claim(gradients, cols)
             name, epsilon = f"bare sketch, {size}", UNLIMITED
+            if per_round is not None:
+                sent, variance, claimed = diffsketch_message(
+                    sent, gradients, cols, seed=seed, per_round=per_round
+                )
+                name = f"DiffSketch at epsilon {per_round:g}, {size}"
         else:
             # Half of all tables are longer: known from public images, so it gives nothing away.
             bound = NormBound(float(encode(few).flatten(start_dim=1).norm(dim=1).median()))
@@ -186,6 +200,30 @@ def invert(
         recoveries.append(compare(name, found, epsilon, claimed))
     on_progress(1.0)
     return InversionResult(images, labels, prior.average, tuple(recoveries))
+
+
+def diffsketch_message(
+    tables: Tensor, gradients: Tensor, cols: int, *, seed: int, per_round: float
+) -> tuple[Tensor, float, Epsilon]:
+    """Make what Algorithm 2 sends with nothing appended: messages, noise in a cell, the claim.
+
+    The attack takes the median variance of the noise for all messages: each has its own, by an
+    alpha that only its sender knows.
+    """
+    alpha, sigma = estimate_alpha(gradients), estimate_sigma(gradients)
+    claimed = claimed_per_round(DIM, ROWS, cols, alpha=alpha, sigma=sigma)
+    weak = ~(claimed <= per_round)
+    sent = tables.clone()
+    if bool(weak.any()):
+        noise = NoiseKey.from_integer(seed).source(worker=1, round_index=cols)
+        sent[weak] = add_laplace(
+            tables[weak], gradients[weak], noise,
+            alpha=alpha[weak], rows=ROWS, per_round=per_round,
+        )  # fmt: skip
+    # Where nine coordinates in ten are zero, the largest stands in for alpha.
+    bound = torch.where(alpha > 0, alpha, gradients.abs().amax(dim=-1).double()) * weak
+    variance = 2 * float((2 * ROWS * bound / per_round).median()) ** 2
+    return sent, variance + ROUNDING, Epsilon(per_round, 0.0, 1, Basis.CLAIMED, _COORDINATE)
 
 
 def theorem1_claim(gradients: Tensor, cols: int) -> Epsilon:
@@ -243,8 +281,12 @@ def first_of_each(dataset: Examples, count: int) -> tuple[Numbers, Labels]:
     return images.double().numpy() / 255, labels[chosen.ravel()]
 
 
-def invert_batches(count: int, *, size: int = 10, seed: int = 0) -> tuple[ImageRecovery, ...]:
+def invert_batches(
+    count: int, *, size: int = 10, seed: int = 0, per_round: float | None = None
+) -> tuple[ImageRecovery, ...]:
     """Attack bare sketches of the mean gradient of batches of test images, in the data's order.
+
+    Or, with `per_round`, what DiffSketch sends for this epsilon with nothing appended.
 
     Such a gradient is linear in the sum of the images and the number of images of each class. The
     estimate of these is the best linear one, from the public images' first two moments and labels
@@ -267,9 +309,16 @@ def invert_batches(count: int, *, size: int = 10, seed: int = 0) -> tuple[ImageR
         seen = (cells.mean(axis=1, keepdims=True) - cells) / size  # by class, of pixels and one
         spread = [size / CLASSES * seen[:, c, :-1] @ prior.covariances[c] for c in range(CLASSES)]
         of_means = np.einsum("rcp,cp->rc", seen, means)
-        gram = of_means @ scatter @ of_means.T + ROUNDING * np.eye(len(cells))
+        sent, variance = sketch.encode(gradients, hashes), ROUNDING
+        name, claimed = "bare sketch", theorem1_claim(gradients, cols)
+        if per_round is not None:
+            name = f"DiffSketch at epsilon {per_round:g}"
+            sent, variance, claimed = diffsketch_message(
+                sent, gradients, cols, seed=seed, per_round=per_round
+            )
+        gram = of_means @ scatter @ of_means.T + variance * np.eye(len(cells))
         gram += sum(spread[c] @ seen[:, c, :-1].T for c in range(CLASSES))
-        tables = sketch.encode(gradients, hashes).flatten(start_dim=1).double().numpy()
+        tables = sent.flatten(start_dim=1).double().numpy()
         weights = np.linalg.solve(gram, (tables - of_means.sum(axis=1) * size / CLASSES).T)
         counts = (size / CLASSES + scatter @ of_means.T @ weights).T  # (count, CLASSES)
         beyond = np.stack([(spread[c].T @ weights).T for c in range(CLASSES)], axis=1)
@@ -281,8 +330,7 @@ def invert_batches(count: int, *, size: int = 10, seed: int = 0) -> tuple[ImageR
             for each in range(count)
         ]
         found = np.asarray((prior.means[labels] + ours).clip(0, 1))
-        name = f"bare sketch, {sketch.compression:.0f}x smaller, batch of {size}"
-        claimed = theorem1_claim(gradients, cols)
+        name = f"{name}, {sketch.compression:.0f}x smaller, batch of {size}"
         similarities = (ours * truth).sum(axis=1) / np.maximum(lengths, 1e-12)
         share = float(np.mean(right)) / size
         recoveries.append(ImageRecovery(name, UNLIMITED, claimed, found, similarities, share))

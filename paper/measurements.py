@@ -259,7 +259,7 @@ def measure_masks(settings: Given, *, seed: int, on_progress: Progress) -> Found
         "accuracy": curve[-1]["accuracy"],
         "dim": method.dim,
         "message_bytes": simulation.method.wire_bytes,
-        "mask_bytes": own if simulation.algorithm.correction != "off" else 0,
+        "mask_bytes": own if simulation.algorithm.correction == "shared" else 0,
     }
 
 

@@ -1,15 +1,15 @@
-"""Readings of the paper that are no part of Algorithms 1 to 4: a signed alpha, less Laplace noise.
+"""Readings of the paper that are no part of the library: a signed alpha, and Gaussian noise.
 
 "The 90th percentile value of the gradient vector" may be that of the coordinates' sizes, which is
-what a bound needs and what the library takes, or that of the coordinates themselves. And "a small
-amount of noise" for a worker whose claim falls short may be all the Laplace noise that would do
-alone, as in the library, or the part of it that is missing.
+what a bound needs and what the library takes, or that of the coordinates themselves. And a worker
+whose claim falls short may add "Laplacian or Gaussian noise" (Algorithm 2).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -18,6 +18,13 @@ from torch import Tensor
 
 from diffsketch.errors import check
 from diffsketch.methods import DiffSketch, SketchLaplace, register
+from diffsketch.methods.base import Encoded
+from diffsketch.privacy.accounting.calibration import gaussian_multiplier
+from diffsketch.privacy.noise import Noise
+from diffsketch.sketch import HashSeed
+
+_DELTA = 1e-5  # of Gaussian noise
+_READINGS = {"percentile": ("sizes", "signed"), "added": ("laplace", "gaussian")}
 
 
 def signed_alpha(vectors: Tensor) -> Tensor:
@@ -40,28 +47,44 @@ class DiffSketchReading(DiffSketch):
 
     Args:
         percentile: Whose 90th percentile alpha is: of the coordinates' sizes, or `signed`.
-        shortfall: `whole`: the Laplace noise that would do alone; `graded`: the part of it that is
-            missing, `1 - per_round / claimed`.
+        added: `laplace`, or `gaussian`: noise for `per_round` at a delta of 1e-5, of a coordinate
+            that alpha bounds. It moves a cell in each row, so a table by `2 alpha sqrt(rows)`.
+            The paper gives neither a delta nor a sensitivity; both are our choice.
     """
 
     percentile: Literal["sizes", "signed"] = "sizes"
-    shortfall: Literal["whole", "graded"] = "whole"
+    added: Literal["laplace", "gaussian"] = "laplace"
 
     name: ClassVar[str] = "diffsketch-reading"
     code: ClassVar[Any] = None  # a hash of the name
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        sizes, whole = ("sizes", "signed"), ("whole", "graded")
-        check(self.percentile in sizes, "percentile", "be sizes or signed", self.percentile)
-        check(self.shortfall in whole, "shortfall", "be whole or graded", self.shortfall)
+        for name, (first, second) in _READINGS.items():
+            value = getattr(self, name)
+            check(value in (first, second), name, f"be {first} or {second}", value)
 
     def _alpha_and_sigma(self, batch: Tensor) -> tuple[Tensor, Tensor]:
         alpha, sigma = super()._alpha_and_sigma(batch)
         return alpha if self.percentile == "sizes" else signed_alpha(batch), sigma
 
     def _noise_share(self, claimed: Tensor) -> Tensor | float:
-        return 1 - self.per_round / claimed if self.shortfall == "graded" else 1.0
+        return 0.0 if self.added == "gaussian" else super()._noise_share(claimed)
+
+    @cached_property
+    def _multiplier(self) -> float:
+        """The standard deviation of the Gaussian noise, in sensitivities."""
+        return gaussian_multiplier(epsilon=self.per_round, delta=_DELTA, rounds=1)
+
+    def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
+        encoded = super()._encode(batch, seed, noise)
+        if self.added == "laplace" or encoded.noised is None:
+            return encoded
+        tables, (alpha, _) = encoded.messages, self._alpha_and_sigma(batch)
+        scales = 2 * math.sqrt(self.rows) * self._multiplier * alpha * encoded.noised
+        drawn = noise.normal(tuple(tables.shape), 1.0, dtype=tables.dtype).to(tables.device)
+        scales = scales.to(tables.dtype).reshape(-1, *(1,) * (tables.dim() - 1))
+        return replace(encoded, messages=torch.addcmul(tables, drawn, scales))
 
 
 @register

@@ -15,6 +15,7 @@ from diffsketch.files import leftovers, prepare_output, replace_file
 from diffsketch.pages.page import write_page
 from paper.claims import judged, summary_text
 from paper.document import (
+    Made,
     command_of,
     notice_of,
     page_of,
@@ -26,17 +27,20 @@ from paper.experiments import (
     FORMAT,
     SETTINGS,
     Experiment,
+    Lacking,
     Results,
     function_of,
     load,
     minutes_text,
     name_of_experiment,
     names,
+    present,
     wall_seconds,
 )
 from paper.figures import Figure
 from paper.jobs import JobsOutcome, State, Store, do_jobs
-from paper.scoreboard import with_scoreboard
+from paper.recorded import Recorded
+from paper.scoreboard import ClaimedPage, with_scoreboard
 
 _MARK, _CACHE, _RESULTS, _ERRORS = "reproduction.json", "cache", "results.json", "errors.txt"
 _NOTES = 3  # that are shown: after a change of version there is one for each job
@@ -151,6 +155,63 @@ def _work(
     return outcome
 
 
+def redraw(
+    documents: Path, store: Path, console: LastingConsole, *, folder: Path = SETTINGS
+) -> int:
+    """Draw and judge the recorded run below `documents` again, and write its documents anew.
+
+    The run is `reproduction/results.json`. Jobs that it lacks have the results of the cache below
+    `store`, if they are there; else the documents say that they are not measured yet.
+
+    Guarantees (`paper/tests/test_reproduce.py`): nothing is run, and the same results give the
+    same documents as the run itself.
+    """
+    recorded = Recorded.read(documents / "reproduction" / _RESULTS)
+    experiments = [load(name, reduced=False, folder=folder) for name in names(folder)]
+    here = versions()["source"]
+    results, sources = recorded.results(experiments, Store(store / _CACHE), source=here)
+    drawn, lacking = list[Experiment](), dict[str, Sequence[Lacking]]()
+    for one in experiments:
+        kept, missing = present(one, results)
+        drawn += [kept] if kept.jobs else []
+        lacking |= {one.name: missing} if missing else {}
+    made = Made(command_of([], reduced=False), recorded.versions, sources,
+                "" if here == recorded.versions["source"] else here, lacking)  # fmt: skip
+    score, page, numbers = _drawn(drawn, results, made, notice="", console=console)
+    with console.progress("Making the pictures") as show:
+        files = write_document(page, documents, show=show)
+    replace_file(documents / "reproduction" / _RESULTS, numbers)
+    print_line(console, score)
+    print_line(console, f"Wrote {files[0]}")
+    return 0
+
+
+def _drawn(
+    experiments: Sequence[Experiment],
+    results: Results,
+    made: Made,
+    *,
+    notice: str,
+    console: LastingConsole,
+) -> tuple[str, ClaimedPage, bytes]:
+    """Draw the experiments and judge the claims: a sentence, the page, and `results.json`."""
+    figures: list[tuple[Experiment, Figure]] = []
+    with console.progress("Drawing the figures") as show:
+        for count, one in enumerate(experiments):
+            show(count / len(experiments))
+            try:
+                figures.append((one, function_of(FIGURES[one.drawing])(one, results)))
+            except DiffSketchError as error:
+                error.args = (f"{error} (while drawing {one.name})",)
+                raise
+    reduced = any(one.reduced for one in experiments)
+    facts = {one.name: figure.facts for one, figure in figures}
+    with console.progress("Judging the claims") as show:
+        verdicts = judged(facts, reduced=reduced, show=show)
+    page = page_of(figures, verdicts, made, notice=notice)
+    return summary_text(verdicts), page, records(figures, results, made=made, verdicts=verdicts)
+
+
 def _write(
     experiments: Sequence[Experiment],
     results: Results,
@@ -165,34 +226,18 @@ def _write(
     Of a full run of all of them also `reproduction.md` and its details. Gives how many claims stand
     how, as a sentence, and the page.
     """
-    figures: list[tuple[Experiment, Figure]] = []
-    with console.progress("Drawing the figures") as show:
-        for count, one in enumerate(experiments):
-            show(count / len(experiments))
-            try:
-                figures.append((one, function_of(FIGURES[one.drawing])(one, results)))
-            except DiffSketchError as error:
-                error.args = (f"{error} (while drawing {one.name})",)
-                raise
-    reduced, here = any(one.reduced for one in experiments), versions()
-    facts = {one.name: figure.facts for one, figure in figures}
-    with console.progress("Judging the claims") as show:
-        verdicts = judged(facts, reduced=reduced, show=show)
-    page = page_of(figures, verdicts, notice=notice, versions=here, command=command)
-    numbers = records(figures, results, command=command, versions=here, verdicts=verdicts)
+    made = Made(command, versions())
+    score, page, numbers = _drawn(experiments, results, made, notice=notice, console=console)
     replace_file(output / _RESULTS, numbers)
-    folders = ["data"]
     with console.progress("Making the pictures") as show:
         written = [*write_page(with_scoreboard(page), output), output / _RESULTS]
         if command == command_of([], reduced=False):
-            written += write_document(page, output, show=show)
-            folders += ["images/reproduction", "reproduction"]
-    # Pictures and numbers of an earlier page that are not on this one.
-    for folder in folders:
-        for path in sorted((output / folder).glob("*")):
-            if path.suffix in (".svg", ".png", ".csv", ".md") and path not in written:
-                path.unlink()
-    return summary_text(verdicts), written[0]
+            write_document(page, output, show=show)
+            replace_file(output / "reproduction" / _RESULTS, numbers)
+    for path in sorted((output / "data").glob("*.csv")):  # of an earlier page
+        if path not in written:
+            path.unlink()
+    return score, written[0]
 
 
 @contextmanager

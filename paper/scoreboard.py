@@ -29,7 +29,8 @@ aria-label="To the scoreboard">↑</a>\
 {% endif %} <q>{{ entry.quote }}</q> <span class="where">{{ entry.where }}</span>\
 {% if entry.why %} <span class="why">{{ entry.why | prose }}</span>{% endif %}
 {% if entry.measured %}<details class="small"><summary>numbers</summary>\
-<p>{{ entry.measured | prose }}</p></details>{% endif %}</li>
+<p>{{ entry.measured | prose }}</p>{% if entry.rule %}<p>Rule: {{ entry.rule | prose }}</p>\
+{% endif %}</details>{% endif %}</li>
 {% endfor %}
 </ul>"""
 _BOARD = """\
@@ -55,6 +56,7 @@ class VerdictEntry:
     why: str = ""
     measured: str = ""  # folded away
     aside: str = ""  # why it is counted apart, if it is
+    rule: str = ""  # what it takes to hold, in a line
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,8 @@ def test_errors_name_options_and_write_nothing(here: Path, arguments: list[str],
 
 
 def test_a_missing_extra_is_said_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("diffsketch.pages.charts", "diffsketch.pages.page", "paper.reproduce"):
+    again = ("diffsketch.pages.pictures", "paper.document", "paper.reproduce")
+    for name in ("diffsketch.pages.charts", "diffsketch.pages.page", *again):
         package, _, module = name.rpartition(".")
         monkeypatch.delitem(sys.modules, name, raising=False)
         monkeypatch.delattr(importlib.import_module(package), module, raising=False)

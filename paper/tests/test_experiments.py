@@ -117,7 +117,7 @@ def test_names_and_places(folder: Path) -> None:
         ('place = "Figure 0"', 'place = ""', "place must have at least 1 character, got ''"),
         ('drawing = "tiny"', 'drawing = "tine"', "drawing Value error, must be one of curves"),
         ('drawing = "tiny"', 'drawing = "tiny"\nseeds = 0', "seeds must be greater than or equal"),
-        ("[options]", "[option]", "option Unexpected keyword argument"),
+        ("[options]", "[option]", "unknown key 'option'"),
         ("workers = 3", "worker = 3", "[common]: unknown key 'worker'; did you mean workers"),
         ("workers = 3", "workers = 0", "workers must be a whole number >= 1, got workers=0"),
         ("workers = 3", "seed = 3", "[common]: seed must not be given"),
@@ -127,7 +127,7 @@ def test_names_and_places(folder: Path) -> None:
         ('method = "none"', 'method = "none"\nrows = 2', "[[run]] 1 (plain): rows must not be"),
         ('kind = "tiny"', 'kind = "tin"', "measure 0 kind Value error, must be one of"),
         ('name = "sum"\n', "", "measure 0 name Field required"),
-        ("common = { rounds = 4 }", "commons = { rounds = 4 }", "quick commons Unexpected"),
+        ("common = { rounds = 4 }", "commons = { rounds = 4 }", "unknown key 'quick commons'"),
     ],
 )
 def test_mistakes(folder: Path, old: str, new: str, said: str) -> None:

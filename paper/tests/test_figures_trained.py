@@ -266,7 +266,7 @@ def test_the_control_is_drawn_beside_the_sketch() -> None:
     assert shared.other_x[axis.label] == (10 * 2 * 1606, 20 * 2 * 1606)  # with the masks
     assert "shared masks take the sketch from 81.0% to 71.0%" in drawn.lead
     assert "Noise, shared masks: 61.0%." in drawn.lead
-    assert "A mask takes 986 bytes, the sketch 620." in drawn.lead
+    assert "A shared mask takes 986 bytes, the sketch 620; own masks none." in drawn.lead
     assert drawn.facts["accuracy/control/noise, shared masks"] == pytest.approx(0.61)
     assert drawn.facts["spread/control/noise, shared masks"] == pytest.approx(0.0002**0.5)
     assert drawn.facts["accuracy/fresh hashes/shared"] == pytest.approx(0.71)
@@ -297,7 +297,10 @@ def test_choices_are_compared_seed_by_seed() -> None:
             more = seed * (0.1 if variant.method == "ours" else 0.06)
             results[job] = made_up([0.1, value + more], epsilon=CLAIMED)
     drawn = checked(draw_choices(experiment, results))
-    (found,) = drawn.exhibits
+    leads, found = drawn.exhibits
+    assert isinstance(leads, Plot)
+    assert leads.series[0].y == pytest.approx((32.0, -8.0))
+    assert leads.series[1].y[1] is None  # that choice was not run at the other epsilon
     assert isinstance(found, Table)
     spread = 100 * statistics.stdev([0.3, 0.34])
     assert found.rows[0][:5] == pytest.approx(("plain", 0.85, 0.53, 32.0, round(spread, 2)))

@@ -15,14 +15,14 @@ import pytest
 
 from diffsketch.app.files import RunBusy, locked
 from diffsketch.app.terminal import LastingConsole
-from diffsketch.errors import ArgumentError
+from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.pages.exhibits import Axis, Plot, Series
 from diffsketch.training.simulation import Simulation
 from paper.claims import ClaimVerdict, Standing, judged, statements
 from paper.experiments import Experiment, Results
 from paper.facts import Statement
 from paper.figures import Figure
-from paper.reproduce import JobsFailed, reproduce
+from paper.reproduce import JobsFailed, redraw, reproduce
 from paper.tests import tiny
 
 HERE = "paper.reproduce"
@@ -81,7 +81,7 @@ def test_a_page_is_made_once_and_only_what_is_damaged_again(
     assert (two["facts"]["value/tiny/0"], two["facts"]["most"]) == (3, "inf")
     for text in (
         "Figure 0", "Small it is.", "the paper says It is small.", "What is true", "Proven",
-        "diffsketch run --workers 3", "python -m paper two", "Seeds 0 to 1", "torch",
+        "diffsketch run --workers 3", "python -m paper two", "seeds 0 to 1", "torch",
     ):  # fmt: skip
         assert text in seen, text
     assert "Reduced run" not in seen + printed
@@ -135,12 +135,62 @@ def test_a_full_run_judges_once_and_draws_all_pictures(
     printed = run(output, folder)
     for text in ("Drawing the figures 0%", "Judging the claims 50%", "Making the pictures 50%"):
         assert text in printed
-    assert "distinct claims of the paper" in printed
+    assert "claims of title, abstract and captions" in printed
     # The document has pictures in the smaller form.
     for name in ("one-plot", "two-plot"):
         assert (output / "images" / "reproduction" / f"{name}.svg").is_file()
         assert drawn.count(f"{name}.svg") == 1
     assert [list(facts) for facts in asked] == [["one", "two"]]
+
+
+def test_a_recorded_run_is_drawn_again_to_the_same_documents(
+    folder: Path, tmp_path: Path, steps: list[int]
+) -> None:
+    """Nothing is run; what it lacks comes from the cache, or is said not to be measured yet."""
+    output, docs = tmp_path / "out", tmp_path / "docs"
+    run(output, folder)
+    for path in sorted(output.rglob("*")):
+        if path.is_file() and path.name.partition(".")[0] in ("reproduction", "results"):
+            copy = docs / path.relative_to(output)
+            if "cache" not in path.parts and path.parent != output:
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                copy.write_bytes(path.read_bytes())
+    del steps[:]
+
+    def draw(cache: Path) -> str:
+        console = LastingConsole(file=io.StringIO(), width=100)
+        assert redraw(docs, cache, console, folder=folder) == 0
+        return (docs / "reproduction.md").read_text()
+
+    again = draw(tmp_path / "nothing")
+    assert (again, steps) == ((output / "reproduction.md").read_text(), [])
+    for path in (output / "reproduction").rglob("*"):
+        if path.is_file():
+            assert (docs / path.relative_to(output)).read_bytes() == path.read_bytes(), path
+    # The settings ask for a third seed: which the recorded run lacks, and a cache may have.
+    for name in ("one", "two"):
+        text = (folder / f"{name}.toml").read_text()
+        (folder / f"{name}.toml").write_text(text.replace("seeds = 2", "seeds = 3", 1))
+    assert "not measured yet: 4 runs and measurements" in draw(tmp_path / "nothing")
+    lacking = (docs / "reproduction" / "lacking.md").read_text()
+    assert "| one | 2 | 3 | 2 | plain (a; b); sketch (a) |" in lacking
+    more = tmp_path / "more"
+    run(more, folder)
+    del steps[:]
+    assert "not measured yet" not in draw(more)
+    assert steps == []
+    runs = results_of(docs / "reproduction")["experiments"]["two"]["runs"]
+    assert {one["seed"] for one in runs if "source" in one} == {2}
+
+
+def test_only_a_full_run_is_drawn_again(folder: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    run(output, folder, reduced=True)
+    (tmp_path / "reproduction").mkdir()
+    numbers = (output / "results.json").read_bytes()
+    (tmp_path / "reproduction" / "results.json").write_bytes(numbers)
+    with pytest.raises(MismatchError, match=r"must be the results of a full run.*reduced=True"):
+        redraw(tmp_path, output, LastingConsole(file=io.StringIO()), folder=folder)
 
 
 def test_quick_says_so_and_judges_nothing(
@@ -156,7 +206,7 @@ def test_quick_says_so_and_judges_nothing(
     assert results_of(output)["reduced"]
     assert "python -m paper --quick" in text_of(output)
     assert not (output / "reproduction.md").exists()
-    assert re.search(r"Of \d+ distinct claims of the paper: \d+ are\s+not judged", printed)
+    assert re.search(r"title, abstract and captions:\s+\d+\s+are\s+not\s+judged", printed)
     verdicts = {one["verdict"].partition(" (")[0] for one in results_of(output)["claims"]}
     assert verdicts == {"not judged"}
     assert "holds in part" not in text_of(output)

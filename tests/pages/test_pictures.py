@@ -14,7 +14,7 @@ from PIL import Image
 
 from diffsketch.pages.charts import looks_of
 from diffsketch.pages.exhibits import Axis, Plot, Series, all_exhibits
-from diffsketch.pages.pictures import picture
+from diffsketch.pages.pictures import picture, thumbnail
 from tests.pages.sample import ACCURACY, ERRORS, HISTOGRAM, NASTY_PLOT, PAGE, PRIVACY
 
 LOOKS = looks_of(all_exhibits(PAGE))
@@ -55,6 +55,25 @@ def test_a_png_shows_the_series() -> None:
         image = np.asarray(Image.open(io.BytesIO(picture(plot, LOOKS))).convert("RGB"))
         assert image.shape[1] > 900
         assert bool((image == colour).all(axis=2).mean() > 0.02) is has_bars
+
+
+def test_bars_fill_a_logarithmic_axis_and_long_labels_are_whole() -> None:
+    """A bar of ten times another is as much of the axis longer; a label is broken into lines."""
+    bars = Series("measured", (0.0, 1.0), (1.0, 100.0), kind="bars")
+    label = "epsilon of a message (claimed; coordinate unit, replace, local trust; one round)"
+    plot = Plot("p", "", Axis("case"), Axis(label, log=True), (bars,), categories=("a", "b"))
+    colour = tuple(bytes.fromhex(LOOKS["measured"].colour[1:]))
+    image = np.asarray(Image.open(io.BytesIO(picture(plot, LOOKS))).convert("RGB"))
+    heights = (image == colour).all(axis=2).sum(axis=0)
+    small, large = heights[: len(heights) // 2].max(), heights[len(heights) // 2 :].max()
+    # They begin at half of the shortest: log10(2) of the axis against log10(200).
+    assert small / large == pytest.approx(np.log10(2) / np.log10(200), abs=0.05)
+    assert large > 300
+    drawn = picture(plot, LOOKS, form="svg").decode()
+    assert label not in drawn
+    assert "<!-- epsilon of a message" in drawn
+    small_one = Image.open(io.BytesIO(thumbnail(plot, LOOKS)))
+    assert small_one.size == (260, 170)
 
 
 def test_they_have_units_and_may_be_empty() -> None:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from matplotlib import style
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, PercentFormatter
+from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator, PercentFormatter
 
 from diffsketch.pages.charts import NEUTRAL, STYLE, SYMBOLS, Look, drawable, has_symbols, looks_of
 from diffsketch.pages.exhibits import Plot, Series, meanings
@@ -28,9 +28,17 @@ if TYPE_CHECKING:
 _MARKERS = dict(zip(SYMBOLS, "osD^vp*h", strict=True))  # matplotlib's names of the symbols
 _POINTS = 0.75  # of a pixel
 _LEGEND_WIDTH, _NOTE_WIDTH = 50, 118  # characters of a picture's legend, and of the note
+_LABEL_WIDTH = 48  # of the label of a y axis; an x axis has twice the room
+_BESIDE = 5  # categories whose names have room beside each other
 
 _Numbers = list[float | None]
 _Array = npt.NDArray[np.float64]
+
+
+def _drawn(plot: Plot) -> list[float]:
+    """All numbers that a logarithmic axis can have."""
+    values = (value for line in plot.series for value in (*line.y, *line.low, *line.high))
+    return [value for value in values if value and drawable(value, log=True)]
 
 
 def _spread(plot: Plot, series: Series) -> tuple[_Numbers, _Numbers]:
@@ -38,11 +46,29 @@ def _spread(plot: Plot, series: Series) -> tuple[_Numbers, _Numbers]:
     low, high = list(map(drawable, series.low)), list(map(drawable, series.high))
     if plot.y.log:
         # A band that reaches 0 has no end on a logarithmic axis: half of the least is below all.
-        drawn = (value for line in plot.series for value in (*line.y, *line.low, *line.high))
-        floor = 0.5 * min((v for v in drawn if v and drawable(v, log=True)), default=1.0)
+        floor = 0.5 * min(_drawn(plot), default=1.0)
         low = [None if value is None else max(value, floor) for value in low]
         high = [drawable(value, log=True) for value in high]
     return low, high
+
+
+def thumbnail(plot: Plot, looks: Mapping[str, Look]) -> bytes:
+    """The plot in small, as PNG: its lines and axes, without words."""
+    stream = io.BytesIO()
+    with mpl.rc_context(), style.context("default"):
+        drawing = Figure(figsize=(2.6, 1.7), layout="constrained", facecolor="white")
+        axes = drawing.subplots()
+        _set_axes(axes, plot)
+        _draw_all(axes, plot, looks)
+        for ruler in (axes.xaxis, axes.yaxis):
+            ruler.label.set_visible(False)
+            ruler.set_minor_formatter(NullFormatter())
+        if plot.categories:
+            axes.xaxis.set_major_locator(NullLocator())
+        axes.tick_params(labelsize=6)
+        FigureCanvasAgg(drawing)
+        drawing.savefig(stream, format="png", dpi=100, metadata={"Software": "diffsketch"})
+    return stream.getvalue()
 
 
 def picture(plot: Plot, looks: Mapping[str, Look] | None = None, *, form: str = "png") -> bytes:
@@ -70,20 +96,7 @@ def picture(plot: Plot, looks: Mapping[str, Look] | None = None, *, form: str = 
         drawing = Figure(figsize=size, layout="constrained", facecolor="white")
         axes = drawing.subplots()
         _set_axes(axes, plot)
-        bars = [series for series in plot.series if series.kind == "bars"]
-        handles = []
-        for series in plot.series:
-            # Only bars stand beside each other; lines share their places.
-            shift = 0.0
-            if series in bars:  # side by side around their category
-                shift = (bars.index(series) - (len(bars) - 1) / 2) * 0.8 / len(bars)
-            look = looks[series.role or series.name]
-            handles.append(
-                _draw(axes, plot, series, look, shift=shift, width=0.8 / len(bars or "-"))
-            )
-        for mark in plot.marks:
-            line = axes.axvline if mark.axis == "x" else axes.axhline
-            handles.append(line(mark.value, color=NEUTRAL, linewidth=1.2, linestyle=":"))
+        handles = _draw_all(axes, plot, looks)
         axes.set_title(_wrapped_plain(plot.title, 70), fontsize=11.5, loc="left")
         if handles:
             drawing.legend(
@@ -97,6 +110,25 @@ def picture(plot: Plot, looks: Mapping[str, Look] | None = None, *, form: str = 
         }  # fmt: skip
         drawing.savefig(stream, format=form, dpi=140, metadata=about[form])
     return stream.getvalue()
+
+
+def _draw_all(axes: Axes, plot: Plot, looks: Mapping[str, Look]) -> list[Any]:
+    """Draw all series and marks; returns their handles in the legend."""
+    bars = [series for series in plot.series if series.kind == "bars"]
+    handles = []
+    for series in plot.series:
+        # Only bars stand beside each other; lines share their places.
+        shift = 0.0
+        if series in bars:  # side by side around their category
+            shift = (bars.index(series) - (len(bars) - 1) / 2) * 0.8 / len(bars)
+        look = looks[series.role or series.name]
+        handles.append(_draw(axes, plot, series, look, shift=shift, width=0.8 / len(bars or "-")))
+    if bars and plot.y.log:
+        axes.set_ylim(bottom=0.5 * min(_drawn(plot), default=1.0))
+    for mark in plot.marks:
+        line = axes.axvline if mark.axis == "x" else axes.axhline
+        handles.append(line(mark.value, color=NEUTRAL, linewidth=1.2, linestyle=":"))
+    return handles
 
 
 def _draw(axes: Axes, plot: Plot, series: Series, look: Look, *, shift: float, width: float) -> Any:
@@ -113,7 +145,9 @@ def _draw(axes: Axes, plot: Plot, series: Series, look: Look, *, shift: float, w
         face: dict[str, Any] = (
             {"facecolor": "white", "hatch": "///"} if series.dashed else {"facecolor": colour}
         )
-        handle = axes.bar(x, y, width=0.92 * width, edgecolor=colour, **face)
+        # A logarithmic axis has no 0 for bars to stand on: they stand below the shortest one.
+        foot = 0.5 * min(_drawn(plot), default=1.0) if plot.y.log else 0.0
+        handle = axes.bar(x, y - foot, width=0.92 * width, bottom=foot, edgecolor=colour, **face)
     else:
         thickness = _POINTS * STYLE["width"]
         dashes = tuple(_POINTS * pixels / thickness for pixels in STYLE["dash"])
@@ -163,14 +197,16 @@ def _set_axes(axes: Axes, plot: Plot) -> None:
             ruler.set_major_formatter(FuncFormatter(_tick))
         if axis.percent:
             ruler.set_major_formatter(PercentFormatter(xmax=1.0))
-        getattr(axes, f"set_{name}label")(axis.label.replace("$", r"\$"), fontsize=9.5)
+        wide = _LABEL_WIDTH if name == "y" else 2 * _LABEL_WIDTH
+        getattr(axes, f"set_{name}label")(_wrapped_plain(axis.label, wide), fontsize=9.5)
     axes.tick_params(labelsize=8.5)
     axes.grid(color="#e6eaef", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     if plot.categories:
         labels = [_wrapped_plain(label, 16) for label in plot.categories]
-        axes.set_xticks(range(len(labels)), labels)
+        slant: dict[str, Any] = {"rotation": 40, "ha": "right"} if len(labels) > _BESIDE else {}
+        axes.set_xticks(range(len(labels)), labels, **slant)
 
 
 def _tick_with(unit: str, value: float, position: int | None = None) -> str:
