@@ -3,11 +3,12 @@
 `experiments` reads the settings files; `jobs` does the work in them, and keeps the results;
 `measurements` and `audits` measure what is no training run. `figures`, `figures_trained` and
 `figures_private` draw; `claims` judges what `claims.toml` has, by `rules`; `document` makes the
-page, the Markdown and `results.json`; `reproduce` does what the command `python -m paper` asks for.
+page, the Markdown and `results.json`, which `recorded` reads back; `reproduce` does what
+the command `python -m paper` asks for.
 
 `repaired` has the paper's appended noise with a proof, and with it the method `diffsketch-proven`,
-`rotated` has cpSGD with its rotation, `readings` what the paper may also mean by alpha and by "a
-small amount of noise"; `python -m paper.run` is `diffsketch run` with all of them. `bounds` has
+`rotated` has cpSGD with its rotation, `readings` what the paper may also mean by alpha, and
+Gaussian noise; `python -m paper.run` is `diffsketch run` with all of them. `bounds` has
 Lemma 1 and Theorem 2.
 
 Of other papers: `projections` (the Sketched Gaussian Mechanism, Gaussian mixing) with its audits in

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 _DELIMITERS = ",;\t|"
-_MEMORY = "2GB"  # of DuckDB; beyond that it writes to the disk
+_MEMORY = "2GB"  # of DuckDB, which then writes to the disk; 25 million persons need over 1 GB
 _BEFORE = (
     "SET enable_progress_bar = true",
     "SET enable_progress_bar_print = false",
