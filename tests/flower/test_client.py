@@ -242,9 +242,13 @@ def test_arguments_are_checked() -> None:
         sketch_mod(SKETCH, importance=0.0)
     with pytest.raises(ArgumentError, match="settings must be of"):
         FlowerPlan("sketch", {"clip": 1.0})
+    with pytest.raises(ArgumentError, match="settings must have cols for method='sketch'"):
+        FlowerPlan("sketch", {"rows": 2})
+    with pytest.raises(ArgumentError, match="cohort must be 2 or more for distributed trust"):
+        FlowerPlan("gaussian", {"clip": 1.0, "noise_multiplier": 1.0, "trust": "distributed"}, 1)
     with pytest.raises(ArgumentError, match="name=value"):
         FlowerPlan.parse("sketch", "rows cols")
-    assert FlowerPlan.parse("sketch", "rows=2", cohort=3).cohort == 3
+    assert FlowerPlan.parse("sketch", "rows=2 cols=3", cohort=3).cohort == 3
 
 
 # Arrays that clients keep to themselves: running statistics are never sketched.

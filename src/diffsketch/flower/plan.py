@@ -112,7 +112,15 @@ class FlowerPlan:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "settings", dict(self.settings))
+        names = settings_of(self.method)
+        unknown = [name for name in self.settings if name not in names]
+        check(not unknown, "settings", f"be of {', '.join(names) or 'nothing'}", unknown)
+        missing = [name for name, must in names.items() if must and name not in self.settings]
+        needed = f"have {', '.join(missing)} for method={self.method!r}"
+        check(not missing, "settings", needed, self.settings)
         check_whole("cohort", self.cohort, least=1)
+        alone = self.settings.get("trust") == Trust.DISTRIBUTED and self.cohort == 1
+        check(not alone, "cohort", "be 2 or more for distributed trust", self.cohort)
         check_whole("min_replies", self.min_replies, least=1)
         check_whole("corrupt", self.corrupt, least=0)
         how, modes = "one" if self.secure_sum is True else self.secure_sum, (False, "one", "two")
@@ -128,9 +136,6 @@ class FlowerPlan:
             check(least <= self.min_replies <= most, "min_replies", needed, self.min_replies)
         else:  # a server that sees every message needs no member's help
             check(not self.corrupt, "corrupt", "be 0 without secure_sum", self.corrupt)
-        names = settings_of(self.method)
-        unknown = [name for name in self.settings if name not in names]
-        check(not unknown, "settings", f"be of {', '.join(names) or 'nothing'}", unknown)
         check(not self.settings.get("lost"), "settings", _LOST, self.settings)
         self._check_doors()
         self._check_metrics()
