@@ -366,6 +366,8 @@ def mistake_text(error: ValidationError) -> str:
     place = " ".join(str(part) for part in first["loc"])
     if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         return f"unknown key {place!r}, got {first['input']!r}"
+    if first["type"] in ("missing", "missing_argument"):
+        return f"{place} must be given"
     condition = re.sub(r"^\w+ should", "must", first["msg"])
     return f"{place} {condition}, got {first['input']!r}"
 

@@ -76,12 +76,12 @@ class RotatedCpSgd(CpSgd):
 
     @cached_property
     def mechanism(self) -> BinomialMechanism:
-        """That of vectors as long as the next power of two."""
+        """The mechanism of `CpSgd` for vectors as long as the next power of two."""
         return replace(super().mechanism, dim=power_of_two(self.dim))
 
     @cached_property
     def message_format(self) -> MessageFormat:
-        """As many numbers as the next power of two."""
+        """Messages as long as the next power of two."""
         return replace(super().message_format, shape=(power_of_two(self.dim),))
 
     def after_clipping(self, vectors: Tensor) -> Tensor:
