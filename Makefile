@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run paper test test-quick test-flower coverage lint docs bench clean
+.PHONY: help run paper test test-quick test-flower test-spark coverage lint docs bench clean
 
 help:  ## Show this list.
 	@echo "Usage: make TARGET"
@@ -44,6 +44,9 @@ test-flower: $(FLOWER)/stamp  ## Run the tests of the Flower engine, in .venv-fl
 	@# Where it is missing these tests are skipped, and here they must not be.
 	$(FLOWER)/bin/python -c 'import flwr'
 	$(FLOWER)/bin/python $(PYTEST) tests/flower src/diffsketch/flower
+
+test-spark: $(VENV)/spark.stamp  ## Run the tests of data frames of Spark; they need Java.
+	$(BIN)/python -m pytest tests/analytics/test_spark.py
 
 coverage: $(VENV)/dev.stamp  ## Show which lines the quick tests do not run.
 	$(BIN)/python $(PYTEST) -m "not slow" --cov=diffsketch --cov-report=term:skip-covered
@@ -81,6 +84,11 @@ $(VENV)/run.stamp: pyproject.toml constraints.txt
 
 $(VENV)/dev.stamp: $(VENV)/run.stamp
 	$(INSTALL) --group dev
+	@touch $@
+
+# A source archive of half a gigabyte, which only these tests need.
+$(VENV)/spark.stamp: $(VENV)/dev.stamp
+	$(INSTALL) -e ".[spark]"
 	@touch $@
 
 $(FLOWER)/stamp: pyproject.toml constraints-flower.txt

@@ -49,8 +49,9 @@ builtins.open = io.open = opened
 import diffsketch
 
 for module in pkgutil.walk_packages(diffsketch.__path__, "diffsketch."):
-    # Those of libraries that may be missing here: Flower, the frameworks, Triton.
-    if not any(part in module.name for part in (".flower", ".integrations.", ".gpu", "__main__")):
+    # Those of libraries that may be missing here: Flower, Spark, the frameworks, Triton.
+    missing = ".flower", ".spark", ".integrations.", ".gpu", "__main__"
+    if not any(part in module.name for part in missing):
         importlib.import_module(module.name)
         print(module.name)
 """
