@@ -17,7 +17,7 @@ import torch
 from flwr.app import Context
 from torch import Tensor
 
-from diffsketch.errors import ArgumentError, DataError, check, check_whole
+from diffsketch.errors import ArgumentError, DataError, check, check_positive, check_whole
 from diffsketch.flower.records import Refusal
 from diffsketch.methods import METHODS, Method, PlainSketch, Uncompressed, build_method
 from diffsketch.methods.base import parse_settings, settings_of
@@ -157,6 +157,8 @@ class FlowerPlan:
         together = bool(metrics) == (self.metric_noise is not None)
         given = "be given with metrics, and only then"
         check(together, "metric_noise", given, self.metric_noise)
+        if self.metric_noise is not None:
+            check_positive("metric_noise", self.metric_noise)
         noised = issubclass(METHODS[self.method], ClientNoise) and not self.secure_sum
         if metrics and (not noised or self.settings.get("unit", "client") != "client"):
             raise ArgumentError(
