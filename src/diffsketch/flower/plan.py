@@ -94,8 +94,8 @@ class FlowerPlan:
 
     >>> FlowerPlan("sketch", {"rows": 7, "cols": 22}).build(7850).wire_bytes
     620
-    >>> FlowerPlan.parse("sketch-gaussian", "rows=1 clip=1.5 trust=central", cohort=3).settings
-    {'rows': 1, 'clip': 1.5, 'trust': 'central'}
+    >>> FlowerPlan.parse("gaussian", "clip=1.5 noise_multiplier=2 trust=central", cohort=3).settings
+    {'clip': 1.5, 'noise_multiplier': 2, 'trust': 'central'}
     """
 
     method: str
