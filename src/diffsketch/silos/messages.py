@@ -134,7 +134,9 @@ def _tables(method: ClientNoise, piece: Tensor, seed: HashSeed) -> Tensor:
     encoder = method.encoder
     # `Tables.encode` raises where cells are not finite: of one record, nobody may see that.
     encode = encoder.sketch.encode if isinstance(encoder, Tables) else encoder.encode
-    return encode(piece, seed).flatten(1)
+    # On the CPU: how a GPU's kernel cuts up its work depends on the number of records, and so would
+    # the last bits of all of them.
+    return encode(piece.cpu(), seed).flatten(1)
 
 
 def release_records(
