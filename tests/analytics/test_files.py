@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,9 @@ def test_other_mistakes_cost_nothing(tmp_path: Path) -> None:
     refused(ArgumentError, "levels", people.quantiles, "age", [2.0], (0, 1), terms)
     refused(ArgumentError, "keys_per_person", people.counts, "age", terms, keys_per_person=0)
     refused(ArgumentError, "top must be", people.counts, "age", terms, top=0)
+    refused(
+        ArgumentError, "trust must be central", people.counts, "age", replace(terms, trust="local")
+    )
     refused(ArgumentError, "column 'nobody'", PeopleFile, file, person="nobody")
     refused(OSError, "No such file", PeopleFile, tmp_path / "https://none/x.csv")
     assert account.rounds == 0

@@ -324,3 +324,19 @@ def test_two_servers_with_one_record_add_up() -> None:
     assert rounds_of(second, "a") >= 6
     first.load_text(record)
     assert rounds_of(first, "a") >= 6
+
+
+@pytest.mark.parametrize("plan", [CENTRAL, GAUSSIAN])
+def test_a_client_has_one_message_in_a_sum(plan: FlowerPlan, tmp_path: Path) -> None:
+    """Two would move it twice as far as a trusted sum's claim says; a local claim is of each."""
+    trusted = {"trusted_server": True} if plan is CENTRAL else {}
+    network = net.network_of(plan, 1, **trusted)
+    for node_id in (2001, 2002):
+        options: Any = {"account_file": tmp_path / "client.json", **trusted}
+        network.join(1, plan, node_id=node_id, key=KEY, **options)
+    strategy, arrays = net.strategy_of(plan, **trusted), FIRST
+    for index in (1, 2):
+        arrays = net.one_round(strategy, network, arrays, index)
+        refused = dict(strategy.reports[-1].refused)
+        assert len(refused) == (1 if plan is CENTRAL else 0)
+        assert set(refused.values()) <= {"another node of its client is in the sum"}

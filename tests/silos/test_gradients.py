@@ -175,6 +175,51 @@ def test_a_module_that_remembers_records_is_refused_again_and_again(piece: int) 
     assert not model.running.any()
 
 
+class ByTheLargest(nn.Linear):
+    """Divides by the largest value of the batch, if that is far from usual."""
+
+    def __init__(self) -> None:
+        super().__init__(20, 5)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs / inputs.abs().amax().clamp(min=8.0))
+
+
+class Mixup(ByTheLargest):
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = nn.Linear.forward(self, inputs)
+        return hidden + hidden.flip(0) if self.training else hidden
+
+
+class Attribute(ByTheLargest):
+    """Keeps a running mean where no buffer tells of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = torch.zeros(20)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        out = nn.Linear.forward(self, inputs - self.mean)
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * inputs.detach().mean(0)
+        return out
+
+
+@pytest.mark.parametrize("make", [ByTheLargest, Mixup])
+def test_modules_that_mix_records_in_training_have_them_alone(make: type[nn.Module]) -> None:
+    computed, (inputs, labels) = RecordGradients(make(), piece=16), examples()
+    rows = all_rows(computed, inputs, labels)
+    assert computed.piece == 1
+    inputs[0] *= 1e4
+    assert torch.equal(all_rows(computed, inputs, labels)[1:], rows[1:])
+
+
+@pytest.mark.parametrize("piece", [1, 16])
+def test_a_module_that_remembers_in_an_attribute_is_refused(piece: int) -> None:
+    with pytest.raises(ArgumentError, match=r"remember nothing of the records.*Attribute"):
+        all_rows(RecordGradients(Attribute(), piece=piece), *examples())
+
+
 def test_other_losses() -> None:
     torch.manual_seed(0)
     model, (inputs, _) = mlp(), examples()
