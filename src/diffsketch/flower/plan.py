@@ -94,8 +94,8 @@ class FlowerPlan:
 
     >>> FlowerPlan("sketch", {"rows": 7, "cols": 22}).build(7850).wire_bytes
     620
-    >>> FlowerPlan.parse("sketch-gaussian", "rows=1 clip=1.5 trust=central", cohort=3).settings
-    {'rows': 1, 'clip': 1.5, 'trust': 'central'}
+    >>> FlowerPlan.parse("gaussian", "clip=1.5 noise_multiplier=2", cohort=3).settings
+    {'clip': 1.5, 'noise_multiplier': 2}
     """
 
     method: str
@@ -127,6 +127,14 @@ class FlowerPlan:
         check(how in modes, "secure_sum", 'be a bool, "one" or "two"', how)
         object.__setattr__(self, "secure_sum", how)
         if how:
+            try:
+                shortest = build_method(
+                    self.method, dim=1, cohort=self.cohort, settings=dict(self.settings)
+                )
+            except ArgumentError:
+                pass  # `build` says it, about the model's own length
+            else:
+                self._check_sum(shortest)
             lowest = self.corrupt + 1 if self.has_helper else self._least(self.cohort)
             least, most = max(lowest, 2), self.cohort
             withstood = not self.corrupt or least <= most  # by some threshold
@@ -139,6 +147,15 @@ class FlowerPlan:
         check(not self.settings.get("lost"), "settings", _LOST, self.settings)
         self._check_doors()
         self._check_metrics()
+
+    def _check_sum(self, method: Method) -> None:
+        form, total = method.message_format, method.total_format
+        if self.secure_sum and (form.cells != "unsigned" or form != total):
+            raise ArgumentError(
+                f"secure_sum must be False: method={self.method!r} with settings={self.settings} "
+                "has no secure sum, which needs messages of whole numbers with room for their "
+                f"sum; these are of {form.bits} bits, {form.cells}, for a sum of {total.bits}"
+            )
 
     def _check_doors(self) -> None:
         doors = self.open_doors
@@ -211,13 +228,7 @@ class FlowerPlan:
             return self._built[dim]
         settings = dict(self.settings)
         method = build_method(self.method, dim=dim, cohort=self.cohort, settings=settings)
-        form, total = method.message_format, method.total_format
-        if self.secure_sum and (form.cells != "unsigned" or form != total):
-            raise ArgumentError(
-                "secure_sum needs messages of whole numbers with room for their sum, and those of "
-                f"method={self.method!r} are of {form.bits} bits, {form.cells}, for a sum of "
-                f"{total.bits}"
-            )
+        self._check_sum(method)
         shared = self.secure_sum and getattr(method, "trust", None) is Trust.DISTRIBUTED
         if shared and "noise_multiplier" in settings:
             more = math.sqrt(self.cohort / self.min_replies)
