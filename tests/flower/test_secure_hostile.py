@@ -369,7 +369,11 @@ def test_without_identities_the_claim_says_so() -> None:
 @pytest.mark.parametrize("method", ["none", "sketch", "sketch-gaussian", "laplace"])
 def test_a_method_without_a_secure_sum_is_named(method: str, how: Any) -> None:
     """Also where min_replies, left as it is, would not do either."""
-    settings = {"none": {}, "laplace": {"per_round": 1.0}, "sketch": {"rows": 3, "cols": 8}}
+    settings: dict[str, Any] = {
+        "none": {},
+        "laplace": {"per_round": 1.0},
+        "sketch": {"rows": 3, "cols": 8},
+    }
     given = settings.get(method, {"clip": 1.0, "noise_multiplier": 2.0, "rows": 3, "cols": 8})
     with pytest.raises(ArgumentError, match=f"method='{method}' with .* has no secure sum"):
         FlowerPlan(method, given, cohort=5, secure_sum=how)

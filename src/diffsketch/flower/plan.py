@@ -17,7 +17,7 @@ import torch
 from flwr.app import Context
 from torch import Tensor
 
-from diffsketch.errors import ArgumentError, DataError, check, check_whole
+from diffsketch.errors import ArgumentError, DataError, check, check_whole, did_you_mean
 from diffsketch.flower.records import Refusal
 from diffsketch.methods import METHODS, Method, PlainSketch, Uncompressed, build_method
 from diffsketch.methods.base import parse_settings, settings_of
@@ -111,10 +111,14 @@ class FlowerPlan:
     _built: dict[int, Method] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
+        named = isinstance(self.settings, Mapping)
+        check(named, "settings", "be a mapping from names to values", self.settings)
         object.__setattr__(self, "settings", dict(self.settings))
         names = settings_of(self.method)
         unknown = [name for name in self.settings if name not in names]
-        check(not unknown, "settings", f"be of {', '.join(names) or 'nothing'}", unknown)
+        hint = did_you_mean(str(unknown[0]), names) if unknown else ""
+        known = f"be of {', '.join(names) or 'nothing'}{f' ({hint})' if hint else ''}"
+        check(not unknown, "settings", known, unknown)
         missing = [name for name, must in names.items() if must and name not in self.settings]
         needed = f"have {', '.join(missing)} for method={self.method!r}"
         check(not missing, "settings", needed, self.settings)
