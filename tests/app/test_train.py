@@ -201,6 +201,15 @@ def test_rounds_that_were_stepped_are_saved(tmp_path: Path) -> None:
     continued.save(tmp_path / "stepped")
     train(whole, tmp_path / "whole")
     record, other = (read_run(tmp_path / name) for name in ("stepped", "whole"))
+    # A state of before: what came after it is measured anew.
+    state = simulation(2).state()
+    whole = simulation(2)
+    whole.run()
+    whole.load_state(state)
+    assert (len(whole.history), len(whole.curve)) == (0, 1)
+    whole.run()
+    whole.save(tmp_path / "again")
+    assert read_run(tmp_path / "again").curve == other.curve
     for name in ("messages", "uncompressed_bytes_down", "bytes_up", "epsilon", "loss"):
         assert record.value(name) == other.value(name)
 

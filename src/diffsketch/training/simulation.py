@@ -877,4 +877,6 @@ class Simulation:
             progress=RunProgress(**state["progress"]),
         )
         self.ending = None
-        self.curve = [point for point in self.curve if point["round"] <= self.round_index]
+        # What was measured later belongs to rounds that are to come.
+        for rows in (self.history, self.curve):
+            rows[:] = [row for row in rows if row["round"] <= self.round_index]
