@@ -250,6 +250,8 @@ def test_arguments_are_checked() -> None:
         FlowerPlan("sketch", {"rows": 2})
     with pytest.raises(ArgumentError, match="cohort must be 2 or more for distributed trust"):
         FlowerPlan("gaussian", {"clip": 1.0, "noise_multiplier": 1.0, "trust": "distributed"}, 1)
+    with pytest.raises(ArgumentError, match="cohort must be 2 or more for distributed trust"):
+        FlowerPlan("skellam", {"clip": 1.0, "noise_multiplier": 1.0})  # which it has by default
     with pytest.raises(ArgumentError, match="name=value"):
         FlowerPlan.parse("sketch", "rows cols")
     assert FlowerPlan.parse("sketch", "rows=2 cols=3", cohort=3).cohort == 3

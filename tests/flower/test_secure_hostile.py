@@ -434,7 +434,7 @@ def test_thresholds_withstand_those_who_are_corrupt() -> None:
     [
         (PLAN, {"min_replies": 2}, r"min_replies must be in 3\.\.5 for a secure sum"),
         (PLAN, {"min_replies": 6}, r"min_replies must be in 3\.\.5 for a secure sum"),
-        (PLAN, {"cohort": 1, "min_replies": 1}, "min_replies must be in"),
+        (PLAN, {"cohort": 1, "min_replies": 1}, "cohort must be 2 or more for distributed"),
         (PLAN, {"corrupt": 1}, r"in 4\.\.5 for a secure sum of a cohort of 5 of which"),
         (PLAN, {"min_replies": 5, "corrupt": 5}, "corrupt must be below cohort=5"),
         (ONE, {"secure_sum": False}, "corrupt must be 0 without secure_sum"),

@@ -123,7 +123,8 @@ class FlowerPlan:
         needed = f"have {', '.join(missing)} for method={self.method!r}"
         check(not missing, "settings", needed, self.settings)
         check_whole("cohort", self.cohort, least=1)
-        alone = self.settings.get("trust") == Trust.DISTRIBUTED and self.cohort == 1
+        trust = self.settings.get("trust", getattr(METHODS[self.method], "trust", None))
+        alone = trust == Trust.DISTRIBUTED and self.cohort == 1
         check(not alone, "cohort", "be 2 or more for distributed trust", self.cohort)
         check_whole("min_replies", self.min_replies, least=1)
         check_whole("corrupt", self.corrupt, least=0)
