@@ -21,6 +21,11 @@ POINTS = {  # what is drawn of the table, and its name there
     "local-10x2": "LocalSteps 10x, 2 bits", "sparseloco-64": "SparseLoCo-64",
     "sparseloco-256": "SparseLoCo-256",
 }  # fmt: skip
+# Where a label stands, if not above its point: the others there are too near.
+BESIDE = {
+    "sparseloco-64": ("right", (-6, -3)), "sparseloco-256": ("left", (6, -3)),
+    "powersgd-2": ("left", (6, -3)), "diloco": ("left", (6, -3)), "local-4x2": ("left", (6, -3)),
+}  # fmt: skip
 LINES = {
     "in each silo": ("noise in each silo", PEER), "shared": ("noise shared", OURS),
     "shared sketch": ("noise shared, in a sketch", "#eb7014"),
@@ -34,7 +39,8 @@ def loss_over_bytes(axes: Any) -> None:
     for name, label in POINTS.items():
         row, ours = rows[name], name.startswith(("sketch", "local"))
         axes.plot(1 / row.total, row.loss, "o", color=OURS if ours else PEER)
-        axes.annotate(label, (1 / row.total, row.loss), xytext=(0, 6), ha="center", fontsize=8,
+        side, offset = BESIDE.get(name, ("center", (0, 6)))
+        axes.annotate(label, (1 / row.total, row.loss), xytext=offset, ha=side, fontsize=8,
                       textcoords="offset points", color=OURS if ours else "black")  # fmt: skip
     axes.set(xscale="log", xlim=(1 / 15_000, 3), ylim=(1.85, 2.9),
              xlabel="bytes up and down, of those of float32", ylabel="loss on held-out files",

@@ -113,7 +113,7 @@ def test_names_and_places(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ('title = "Tiny"', "", "title Field required"),
+        ('title = "Tiny"', "", "title must be given"),
         ('place = "Figure 0"', 'place = ""', "place must have at least 1 character, got ''"),
         ('drawing = "tiny"', 'drawing = "tine"', "drawing Value error, must be one of curves"),
         ('drawing = "tiny"', 'drawing = "tiny"\nseeds = 0', "seeds must be greater than or equal"),
@@ -126,7 +126,7 @@ def test_names_and_places(folder: Path) -> None:
         ('group = "ablation"', 'group = "x"', "run 1 group must be 'paper'"),
         ('method = "none"', 'method = "none"\nrows = 2', "[[run]] 1 (plain): rows must not be"),
         ('kind = "tiny"', 'kind = "tin"', "measure 0 kind Value error, must be one of"),
-        ('name = "sum"\n', "", "measure 0 name Field required"),
+        ('name = "sum"\n', "", "measure 0 name must be given"),
         ("common = { rounds = 4 }", "commons = { rounds = 4 }", "unknown key 'quick commons'"),
     ],
 )

@@ -112,6 +112,7 @@ def test_other_mistakes_cost_nothing(tmp_path: Path) -> None:
     refused(ArgumentError, "once each", people.mean, ["age", "age"], (0, 1), terms)
     refused(ArgumentError, "levels", people.quantiles, "age", [2.0], (0, 1), terms)
     refused(ArgumentError, "keys_per_person", people.counts, "age", terms, keys_per_person=0)
+    refused(ArgumentError, "top must be", people.counts, "age", terms, top=0)
     refused(ArgumentError, "column 'nobody'", PeopleFile, file, person="nobody")
     refused(OSError, "No such file", PeopleFile, tmp_path / "https://none/x.csv")
     assert account.rounds == 0

@@ -182,8 +182,11 @@ def test_sparse_means_are_sums_over_people() -> None:
     answer = private_mean(matrix, bounds=(0, 1), keys_per_person=40, epsilon=20.0)
     assert np.abs(answer.estimates - dense.mean(axis=0)).max() < 0.02
     row, col = matrix.nonzero()
-    same = private_mean(Items.of(row, col, np.ones(len(row))), bounds=(0, 1), keys_per_person=40,
-                        epsilon=20.0)  # fmt: skip
+    items = Items.of(row, col, np.ones(len(row)))
+    with pytest.raises(ArgumentError, match="keys must be known without the data"):
+        private_mean(items, bounds=(0, 1), keys_per_person=40, epsilon=20.0)
+    asked = items.asked(range(40))
+    same = private_mean(asked, bounds=(0, 1), keys_per_person=40, epsilon=20.0)
     assert np.abs(same.estimates - dense[dense.any(axis=1)].mean(axis=0)).max() < 0.02
 
 

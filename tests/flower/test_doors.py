@@ -137,7 +137,7 @@ def test_both_sides_agree_on_doors() -> None:
         ({"metric_noise": 1.0}, "metric_noise must be given with metrics"),
         ({"metrics": {"a": (1, 0)}, "metric_noise": 1.0}, "finite numbers for 'a', the lower"),
         ({"metrics": {"a": (0, math.inf)}, "metric_noise": 1.0}, "finite numbers for 'a'"),
-        ({"metrics": {"a": (0, 1)}, "metric_noise": 0.0}, "noise_multiplier must be"),
+        ({"metrics": {"a": (0, 1)}, "metric_noise": 0.0}, "metric_noise must be"),
     ],
 )
 def test_doors_and_metrics_are_checked(options: dict[str, Any], words: str) -> None:

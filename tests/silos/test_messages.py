@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from torch import Tensor
 
 from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.methods import GaussianMean, SkellamMean, SketchGaussian
+from diffsketch.methods.base import Encoder
 from diffsketch.methods.client_noise import ClientNoise
 from diffsketch.privacy import Account, Noise, NoiseKey, SecureNoise, Trust, Unit
 from diffsketch.privacy.accounting import events
@@ -22,6 +25,7 @@ from diffsketch.silos import messages as records
 from diffsketch.silos.kernels import add_bounded
 from diffsketch.silos.messages import draw_records, encode_records, release_records
 from diffsketch.sketch import SketchKey
+from diffsketch.sketch.hashing import HashSeed
 from tests.privacy.deltas import delta_for
 from tests.privacy.laws import gaussian_law
 
@@ -29,7 +33,7 @@ DIM, SILOS, LOST = 60, 5, 2
 SEED = SketchKey.from_integer(3).seed(0)
 
 
-def dense(**changes: Any) -> GaussianMean:
+def dense(kind: type[GaussianMean] = GaussianMean, **changes: Any) -> GaussianMean:
     settings: dict[str, Any] = {
         "clip": 1.0, "noise_multiplier": 0.5, "cohort": SILOS, "lost": LOST, "unit": "example",
         "rate": 0.2, "records": 8.0, "relation": "add-or-remove", "trust": "distributed",
@@ -37,7 +41,7 @@ def dense(**changes: Any) -> GaussianMean:
     settings |= changes
     if settings["trust"] != "distributed":
         settings["lost"] = 0
-    return GaussianMean(dim=DIM, **settings)
+    return kind(dim=DIM, **settings)
 
 
 def sketched(**changes: Any) -> SketchGaussian:
@@ -103,6 +107,34 @@ def largest_move(method: ClientNoise) -> float:
 )
 def test_no_record_moves_a_sum_by_more_than_stated(method: ClientNoise, nearly: float) -> None:
     assert nearly < largest_move(method) <= 1
+
+
+@dataclass(frozen=True)
+class Half(Encoder):
+    """The first half of the coordinates."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.dim // 2,)
+
+    def encode(self, vectors: Tensor, seed: HashSeed) -> Tensor:  # noqa: ARG002
+        return vectors[..., : self.dim // 2]
+
+
+class HalfGaussian(GaussianMean):
+    @cached_property
+    def encoder(self) -> Encoder:
+        return Half(self.dim)
+
+
+def test_records_go_through_the_method_s_encoder() -> None:
+    """The kernel adds as many cells as it is given, so an encoder that is left out shows."""
+    method = dense(HalfGaussian)
+    noise, vectors = dithers(method, 1)[0], records_of(method)
+    total = sum_of(method, vectors, noise)
+    vectors[:, DIM // 2 :] = 7.0
+    assert total.shape == (DIM // 2,)
+    assert torch.equal(total, sum_of(method, vectors, noise))
 
 
 def test_without_a_clip_a_record_moves_more(monkeypatch: pytest.MonkeyPatch) -> None:

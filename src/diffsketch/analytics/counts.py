@@ -146,10 +146,13 @@ def count_tables(
         largest, step = 1.0, steps_for(_gaussian_std(norm, distance, terms, failure))
     else:
         largest = max(abs(pair[0]), abs(pair[1]))
-        width = pair[1] - pair[0] if pair[0] < 0 < pair[1] else largest
+        step = largest / _LEVELS
+        # In whole steps, as `count_total` rounds: either end may be rounded away from zero.
+        width = largest
+        if pair[0] < 0 < pair[1]:
+            width = step * (round(pair[1] / step) - round(pair[0] / step))
         # Shared keys move by the width, others by the largest value: worst where all are of a kind.
         distance = min(2 * norm, max(math.sqrt(2 * most), norm * width / largest))
-        step = largest / _LEVELS
     levels = round(largest / step)
     return WholeTables(cells, levels * norm, levels * distance, granularity=step)
 

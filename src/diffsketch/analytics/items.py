@@ -18,7 +18,6 @@ import torch
 
 from diffsketch.errors import ArgumentError, MismatchError, check, check_whole
 from diffsketch.methods.gate import sparse_rows
-from diffsketch.sketch.hashing import mix64
 
 Codes: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -125,6 +124,7 @@ class Items:
     value: Floats | None
     people: int
     names: npt.NDArray[Any]
+    listed: bool = False  # whether the names were known without the data
 
     @classmethod
     def of(cls, people: Any, keys: Any = None, values: Any = None) -> Items:
@@ -156,7 +156,7 @@ class Items:
             if not np.isfinite(value).all():
                 wrong = row[_row(~np.isfinite(value))]
                 raise ArgumentError(f"people must have finite values, got others in row {wrong}")
-            return cls(row, key, value, matrix.shape[0], np.arange(matrix.shape[1]))
+            return cls(row, key, value, matrix.shape[0], np.arange(matrix.shape[1]), listed=True)
         names, key = codes(column(keys, "keys"))
         if people is None:
             person, count = np.arange(len(key)), len(key)
@@ -192,7 +192,6 @@ class Items:
         check_whole("keys_per_person", most, least=1)
         width = max(1, len(self.names))
         check(self.people <= 2**63 // width - 1, "people", "times keys be below 2**63", self.people)
-        salt = np.frombuffer(secrets.token_bytes(16), np.uint64)
         is_sorted = bool((self.person[1:] >= self.person[:-1]).all())
         order = None if is_sorted else np.argsort(self.person, kind="stable")
         end = 0
@@ -202,11 +201,9 @@ class Items:
             # To the end of a person.
             end = int(np.searchsorted(self.person, last, side="right", sorter=order))
             rows = slice(start, end) if order is None else order[start:end]
-            yield self._bounded(rows, most, bounds, width, salt)
+            yield self._bounded(rows, most, bounds, width)
 
-    def _bounded(
-        self, rows: Any, most: int, bounds: Bounds | None, width: int, salt: npt.NDArray[np.uint64]
-    ) -> Items:
+    def _bounded(self, rows: Any, most: int, bounds: Bounds | None, width: int) -> Items:
         """Bound the contributions of the people who have these rows, all of each."""
         key = self.key[rows].astype(np.int64)
         asked = key >= 0
@@ -219,9 +216,9 @@ class Items:
             sums = np.bincount(places.ravel(), held[asked], minlength=len(pairs))
             value = np.clip(sums, *bounds).astype(np.float64)
         # Pairs are in the order of people. Within a person a random order decides what is dropped:
-        # by a keyed hash, not a stream of random numbers, so that what a person has changes no
-        # draw of anybody else's.
-        order = np.lexsort((mix64(pairs.astype(np.uint64), *salt), person))
+        # drawn anew for each pair, so its law for others is the same whatever a person has.
+        draws = np.frombuffer(secrets.token_bytes(8 * len(pairs)), np.uint64)
+        order = np.lexsort((draws, person))
         rank = np.arange(len(pairs)) - np.searchsorted(person, person)
         kept = np.sort(order[rank < most])
         return Items(
@@ -235,7 +232,7 @@ class Items:
             raise ArgumentError("asked must name each key once")
         place = {name: i for i, name in enumerate(wanted.tolist())}
         new = np.array([place.get(name, -1) for name in self.names.tolist()], np.int64)
-        return Items(self.person, new[self.key], self.value, self.people, wanted)
+        return Items(self.person, new[self.key], self.value, self.people, wanted, listed=True)
 
 
 def check_bounds(bounds: Any, name: str = "bounds") -> Bounds:

@@ -221,6 +221,8 @@ def mean_answer(
 
 
 def _sparse_mean(items: Items, pair: Bounds, keys_per_person: int, terms: Terms) -> Answer:
+    if not items.listed:
+        raise ArgumentError("keys must be known without the data: give Items(...).asked(keys)")
     cells = len(items.names)
     noise = asked_noise(cells, keys_per_person, pair, items.people, terms)
     total, _ = count_total(items.pieces(keys_per_person, pair), cells, noise.mechanism.step)

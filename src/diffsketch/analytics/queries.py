@@ -40,7 +40,11 @@ class Engine(Protocol):
         """Compute a query once, as a table of this name."""
 
     def first(self, column: str, value: str) -> tuple[str, Any] | None:
-        """Return a row (in words) and its text in a column where `value`, made of it, is NULL."""
+        """Find the first row where `value`, made of a column, is NULL.
+
+        Returns where it is, in words for an error, and what the column holds there; None if there
+        is no such row.
+        """
 
 
 class PeopleTable(ABC):
@@ -73,18 +77,19 @@ class PeopleTable(ABC):
         parts = ", ".join(f"count(s{i}), sum(s{i})" for i in range(len(held)))
         with self.session() as engine:
             (row,) = engine.rows(f"SELECT count(*), {parts} FROM {self._steps(held)}")
-            self._check(engine, row[0], min(row[1::2]), numbers=columns)
+            people, counts, sums = row[0], row[1::2], row[2::2]
+            self._check(engine, people, min(counts), numbers=columns)
         pairs = list(held.values())
-        noise = mean_noise(pairs, row[0], terms)
-        return mean_answer(np.array(row[2::2], np.int64), list(held), pairs, noise)
+        noise = mean_noise(pairs, people, terms)
+        return mean_answer(np.array(sums, np.int64), list(held), pairs, noise)
 
     def quantiles(
         self, column: str, levels: float | Sequence[float], bounds: Any, terms: Terms
     ) -> Answer:
         """Estimate quantiles of a column, as `private_quantiles` does."""
         levels, (pair,) = checked_levels(levels), bounds_of(bounds, [column])
-        place = f"CAST(floor((s0 + {STEPS}) / {2 * STEPS // FINEST}) AS BIGINT)"
-        counts = f"SELECT least({place}, {FINEST - 1}), count(s0), count(*)"
+        place_sql = f"CAST(floor((s0 + {STEPS}) / {2 * STEPS // FINEST}) AS BIGINT)"
+        counts = f"SELECT least({place_sql}, {FINEST - 1}), count(s0), count(*)"
         table, people = np.zeros(FINEST, np.int64), 0
         with self.session() as engine:
             for place, count, everyone in engine.rows(
@@ -102,7 +107,11 @@ class PeopleTable(ABC):
     ) -> Answer:
         """Count the people that have each key, as `private_counts` does; `top` keys, if given."""
         check_whole("keys_per_person", keys_per_person, least=1)
-        check_whole("top", top or 1, least=1)
+        if top is not None:
+            check_whole("top", top, least=1)
+        if terms.trust != "central":
+            known = "trust must be central where keys come from the data"
+            raise ArgumentError(f"{known}, got trust={terms.trust!r}")
         rows = f"(SELECT {self._who()} AS who, {self._label(column)} AS label FROM {self.source})"
         with self.session() as engine:
             if self.person is None:

@@ -25,7 +25,7 @@ from diffsketch.app.terminal import Interrupts, LastingConsole, print_line
 from diffsketch.compiled import torch_threads
 from diffsketch.errors import ArgumentError, DataError, DiffSketchError, MismatchError, check
 from diffsketch.logs import LOGGERS, OnRound, announce, stalled
-from diffsketch.methods.client_noise import SketchSkellam
+from diffsketch.methods.client_noise import ClientNoise
 from diffsketch.methods.gate import NonFiniteUpdate
 from diffsketch.privacy.accounting.budget import BudgetExceeded
 from diffsketch.privacy.claim import Epsilon
@@ -254,8 +254,8 @@ class TrainingSession:
         raw_up, raw_down = 4 * method.dim * progress.messages, 4 * method.dim * progress.downloads
         up, down = simulation.bytes_up, simulation.bytes_down
         chosen: dict[str, Any] = {}  # by the method, where it was not given
-        # Only these choose bits and step by themselves, and config has what was given.
-        if isinstance(method, SketchSkellam):
+        # These choose bits and step by themselves, and config has what was given.
+        if isinstance(method, ClientNoise):
             mechanism = method.mechanism
             chosen = {"bits": mechanism.bits, "granularity": mechanism.quantizer.granularity}
         return {

@@ -17,7 +17,14 @@ import torch
 from flwr.app import Context
 from torch import Tensor
 
-from diffsketch.errors import ArgumentError, DataError, check, check_whole, did_you_mean
+from diffsketch.errors import (
+    ArgumentError,
+    DataError,
+    check,
+    check_positive,
+    check_whole,
+    did_you_mean,
+)
 from diffsketch.flower.records import Refusal
 from diffsketch.methods import METHODS, Method, PlainSketch, Uncompressed, build_method
 from diffsketch.methods.base import parse_settings, settings_of
@@ -94,8 +101,8 @@ class FlowerPlan:
 
     >>> FlowerPlan("sketch", {"rows": 7, "cols": 22}).build(7850).wire_bytes
     620
-    >>> FlowerPlan.parse("gaussian", "clip=1.5 noise_multiplier=2", cohort=3).settings
-    {'clip': 1.5, 'noise_multiplier': 2}
+    >>> FlowerPlan.parse("gaussian", "clip=1.5 noise_multiplier=2 trust=central", cohort=3).settings
+    {'clip': 1.5, 'noise_multiplier': 2, 'trust': 'central'}
     """
 
     method: str
@@ -179,6 +186,8 @@ class FlowerPlan:
         together = bool(metrics) == (self.metric_noise is not None)
         given = "be given with metrics, and only then"
         check(together, "metric_noise", given, self.metric_noise)
+        if self.metric_noise is not None:
+            check_positive("metric_noise", self.metric_noise)
         noised = issubclass(METHODS[self.method], ClientNoise) and not self.secure_sum
         if metrics and (not noised or self.settings.get("unit", "client") != "client"):
             raise ArgumentError(

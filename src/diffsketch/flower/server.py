@@ -489,6 +489,13 @@ class SketchStrategy(Strategy):
             reply = current.add(message)
             if reply is not None:
                 self._update(message.metadata.src_node_id, reply)
+        if current.claim.scope.trust is not Trust.LOCAL:
+            # A client with two messages would move the sum twice as far as the claim says.
+            members = set[str]()
+            for node, reply in current.replies.items():
+                if node not in current.refused and reply.member in members:
+                    current.refused[node] = "another node of its client is in the sum"
+                members.add(reply.member)
         over = registry.over_budget(current.claim)
         current.refused.update(dict.fromkeys(over, _OVER_BUDGET))
         self._refuse_far_weights(current)

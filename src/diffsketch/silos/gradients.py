@@ -238,6 +238,7 @@ class RecordGradients:
                 self._compute(first, second, out=gradients)
             changed = sorted({name for name, _, _ in _versions(self.model) ^ buffers})
             check(not changed, "model", "not change its buffers while training", changed)
+            mixes = self._mixes(first, second, made_up(inputs), made_up(labels), gradients)
             self.model.eval()  # without dropout, so that rows can be compared
             self._compute(first, second, out=gradients)
             if self._layers is not None:
@@ -258,9 +259,38 @@ class RecordGradients:
                 if not (same and torch.equal(moved[shift], gradients[0])):
                     self.piece = 1
                     break
+            if mixes:
+                self.piece = 1
         finally:
             self.model = model
         self._tried = True  # not after an error: nothing may be computed before all of this holds
+
+    def _mixes(
+        self, inputs: Tensor, labels: Tensor, others: Tensor, their_labels: Tensor, out: Tensor
+    ) -> bool:
+        """Whether a record's gradient in training depends on the records beside it.
+
+        With the same draws of dropout, beside others that are far larger. And the same records must
+        have the same gradients after others as before: what a module keeps would tell of those.
+        """
+        if others.is_floating_point():
+            sizes = torch.logspace(0, 30, self.piece).to(others)  # most far beyond any real record
+            others = others * sizes.view(-1, *[1] * (others.dim() - 1))
+        others[0], their_labels[0] = inputs[0], labels[0]
+        again = torch.empty_like(out)
+        with torch.random.fork_rng(range(torch.cuda.device_count())):
+            torch.manual_seed(0)
+            self._compute(inputs, labels, out=out)
+            torch.manual_seed(0)
+            self._compute(others, their_labels, out=again)
+            mixes = not torch.equal(again[0], out[0])
+            torch.manual_seed(0)
+            self._compute(inputs, labels, out=again)
+        model = type(self.model).__name__
+        check(
+            torch.equal(again, out), "model", "remember nothing of the records it has seen", model
+        )
+        return mixes
 
 
 def _versions(model: nn.Module) -> set[tuple[str, int, int]]:

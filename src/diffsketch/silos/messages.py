@@ -132,7 +132,11 @@ def _secret_random(noise: Noise) -> Iterator[None]:
 def _tables(method: ClientNoise, piece: Tensor, seed: HashSeed) -> Tensor:
     """Encode the vectors of records. What is not finite stays so, and undoes no other record."""
     encoder = method.encoder
-    return encoder.sketch.encode(piece, seed).flatten(1) if isinstance(encoder, Tables) else piece
+    # `Tables.encode` raises where cells are not finite: of one record, nobody may see that.
+    encode = encoder.sketch.encode if isinstance(encoder, Tables) else encoder.encode
+    # On the CPU: how a GPU's kernel cuts up its work depends on the number of records, and so would
+    # the last bits of all of them.
+    return encode(piece.cpu(), seed).flatten(1)
 
 
 def release_records(
