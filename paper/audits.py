@@ -25,13 +25,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diffsketch.app.files import finite
 from diffsketch.auditing import Case, Game, Neighbours, audit, every_trial
 from diffsketch.auditing.attacks import Attack, Numbers, weighted
 from diffsketch.auditing.audits import PURE_DELTA
 from diffsketch.auditing.cases import ALPHA, bare_secret, bare_unknown
 from diffsketch.auditing.releases import KEY, Silent, likelihood_ratio
 from diffsketch.errors import ArgumentError, check
+from diffsketch.files import finite
 from diffsketch.methods import Method, build_method
 from diffsketch.methods.paper import LaplaceBaseline, SketchLaplace, add_laplace
 from diffsketch.privacy.accounting import events

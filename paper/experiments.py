@@ -368,7 +368,7 @@ def mistake_text(error: ValidationError) -> str:
         return f"unknown key {place!r}, got {first['input']!r}"
     if first["type"] in ("missing", "missing_argument"):
         return f"{place} must be given"
-    condition = re.sub(r"^\w+ should", "must", first["msg"])
+    condition = re.sub(r"^\w+ should", "must", first["msg"].removeprefix("Value error, "))
     return f"{place} {condition}, got {first['input']!r}"
 
 

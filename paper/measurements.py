@@ -21,9 +21,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from diffsketch.app.build import build
-from diffsketch.app.files import finite
 from diffsketch.app.settings import RunConfig, describe
 from diffsketch.errors import ArgumentError, check
+from diffsketch.files import finite
 from diffsketch.privacy.mechanisms.binomial import PAPER_SETTINGS, BinomialMechanism
 from diffsketch.privacy.theorems import claimed_per_round, estimates, query_variance
 from diffsketch.sketch import CountSketch, SketchKey

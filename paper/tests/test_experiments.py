@@ -115,7 +115,7 @@ def test_names_and_places(folder: Path) -> None:
     [
         ('title = "Tiny"', "", "title must be given"),
         ('place = "Figure 0"', 'place = ""', "place must have at least 1 character, got ''"),
-        ('drawing = "tiny"', 'drawing = "tine"', "drawing Value error, must be one of curves"),
+        ('drawing = "tiny"', 'drawing = "tine"', "drawing must be one of curves"),
         ('drawing = "tiny"', 'drawing = "tiny"\nseeds = 0', "seeds must be greater than or equal"),
         ("[options]", "[option]", "unknown key 'option'"),
         ("workers = 3", "worker = 3", "[common]: unknown key 'worker'; did you mean workers"),
@@ -125,7 +125,7 @@ def test_names_and_places(folder: Path) -> None:
         ('panels = ["a", "b"]', 'panels = ["b", "b"]', "got name='plain' twice in 'b'"),
         ('group = "ablation"', 'group = "x"', "run 1 group must be 'paper'"),
         ('method = "none"', 'method = "none"\nrows = 2', "[[run]] 1 (plain): rows must not be"),
-        ('kind = "tiny"', 'kind = "tin"', "measure 0 kind Value error, must be one of"),
+        ('kind = "tiny"', 'kind = "tin"', "measure 0 kind must be one of"),
         ('name = "sum"\n', "", "measure 0 name must be given"),
         ("common = { rounds = 4 }", "commons = { rounds = 4 }", "unknown key 'quick commons'"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import stat
 import tempfile
@@ -168,6 +169,11 @@ def replace_files(contents: Mapping[Path, bytes]) -> None:
             # Best effort: a power cut leaves temporary files, which are removed later.
             path.unlink(missing_ok=True)
         raise
+
+
+def finite(value: float | None) -> float | None:
+    """Return the value, or None for a number that JSON cannot hold."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def csv_cell(value: object) -> object:

@@ -156,6 +156,10 @@ def test_config_file_and_flags(here: Path) -> None:
         (["--local-epochs", "2"], "--local-epochs must not be given with --algorithm sgd"),
         (["--method", "none", "--rows", "7"], "--rows must not be given with --method none"),
         (
+            ["--method", "gaussian", "--clip", "1", "--unit", "person"],
+            "--unit must be example: tasks of the command line have one record a person",
+        ),
+        (
             ["--method", "sketch-skellam", "--clip", "1"],
             "error: --noise-multiplier (or a --budget that it is found from) must be given for",
         ),

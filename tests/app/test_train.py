@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,11 @@ from diffsketch.app.run_records import read_run
 from diffsketch.app.session import train
 from diffsketch.errors import ArgumentError, DataError, MismatchError
 from diffsketch.logs import LOGGERS, RoundSummary, json_lines
-from diffsketch.methods.client_noise import SketchGaussian
+from diffsketch.methods.client_noise import SketchGaussian, SketchSkellam
 from diffsketch.methods.plain import Uncompressed
 from diffsketch.privacy.accounting.budget import Budget
-from diffsketch.training.rounds import FedAvg
-from diffsketch.training.simulation import Simulation
+from diffsketch.training.rounds import FedAvg, ServerOptimizer
+from diffsketch.training.simulation import Diverged, Simulation
 from diffsketch.training.tasks import Task
 from tests.app.commands import done, invoke, refused
 
@@ -119,23 +120,121 @@ def test_it_stops_where_the_loss_does_not_fall(tmp_path: Path) -> None:
 
 def test_in_memory_it_has_history_and_the_best_model() -> None:
     seen: list[RoundSummary] = []
-    run = simulation(40, rate=30.0, method=Uncompressed(6))
+    run = simulation(40, rate=0.2, method=Uncompressed(6))
     with pytest.raises(ArgumentError, match="best must follow a run"):
         run.trained(best=True)
     reason = run.run(on_round=seen.append, evaluate_every=1, patience=3)
-    assert reason == "the loss has not fallen for 3 measurements"
+    assert reason == "the loss has not fallen for 3 evaluations"
     assert [row["round"] for row in run.history] == list(range(1, len(seen) + 1))
     losses = [row["loss"] for row in run.history]
     smallest = min(range(len(losses)), key=losses.__getitem__)
     assert smallest == len(losses) - 4
-    again = simulation(40, rate=30.0, method=Uncompressed(6))
+    again = simulation(40, rate=0.2, method=Uncompressed(6))
     for _ in range(smallest + 1):
         again.step()
     best = torch.cat([part.detach().flatten() for part in run.trained(best=True).parameters()])
     assert torch.equal(best, again.weights)
+    # Where no round is better than the first weights, these are the best, as files have it.
+    worse = simulation(40, rate=30.0, method=Uncompressed(6))
+    worse.run(evaluate_every=1, patience=3)
+    assert (len(worse.history), worse.curve[0]["round"]) == (3, 0)
+    assert torch.equal(worse.best_weights, simulation(1, method=Uncompressed(6)).weights)
     for wrong in ({"evaluate_every": 0}, {"patience": 0}):
         with pytest.raises(ArgumentError, match=next(iter(wrong))):
             simulation().run(**wrong)  # type: ignore[arg-type]
+
+
+KEPT = ("model.safetensors", "metrics.jsonl", "summary.json", "config.toml", "run.json")
+GAUSS = SketchGaussian(6, 1, 4, clip=1.0, noise_multiplier=2.0)
+WIDE = SketchGaussian(6, 1, 4, clip=9.0, noise_multiplier=2.0)
+SKELLAM = SketchSkellam(6, 3, 16, clip=1.0, noise_multiplier=0.2, cohort=4)
+# Rounds, how the run is made, and how it is run.
+SAVED: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
+    "finished": (6, {"method": SKELLAM}, {"evaluate_every": 2}),
+    "out of budget": (6, {"method": GAUSS, "budget": Budget(4.0, 1e-5)}, {}),
+    "stopped early": (40, {"rate": 30.0, "method": Uncompressed(6)}, {"patience": 3}),
+    "diverged": (6, {"method": WIDE, "server": ServerOptimizer(server_step=1e38)}, {}),
+}
+
+
+@pytest.mark.parametrize("outcome", SAVED)
+def test_saved_it_has_the_files_of_a_run_that_was_kept(outcome: str, tmp_path: Path) -> None:
+    rounds, made, how = SAVED[outcome]
+    train(simulation(rounds, **made), tmp_path / "kept", **how)
+    run = simulation(rounds, **made)
+    with suppress(Diverged):
+        run.run(**how)
+    run.save(tmp_path / "saved")
+    for name in (*KEPT, *(["best.safetensors"] if "patience" in how else [])):
+        assert (tmp_path / "saved" / name).read_bytes() == (tmp_path / "kept" / name).read_bytes()
+    record = read_run(tmp_path / "saved")
+    assert record.outcome == outcome
+    seconds = sum(row["seconds"] for row in run.history)
+    assert record.times["training"] == pytest.approx(seconds)
+    assert run.round_index == record.rounds == len(run.history)  # saving runs nothing
+
+
+def test_saved_before_its_end_it_is_shown_and_continued(tmp_path: Path) -> None:
+    def interrupted(summary: RoundSummary) -> None:
+        if summary.round == 3:
+            raise KeyboardInterrupt
+
+    train(simulation(), tmp_path / "whole")
+    run = simulation()
+    with pytest.raises(KeyboardInterrupt):
+        run.run(on_round=interrupted)
+    run.save(str(tmp_path / "halves"))
+    done("report", tmp_path / "halves", tmp_path / "whole", "--output", tmp_path / "page")
+    assert "1 of 2 runs unfinished" in (tmp_path / "page" / "index.html").read_text()
+    assert read_run(tmp_path / "halves").rounds == 3
+    train(simulation(), tmp_path / "halves")
+    for name in KEPT:
+        assert (tmp_path / "halves" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_rounds_that_were_stepped_are_saved(tmp_path: Path) -> None:
+    stepped, whole = simulation(2), simulation(2)
+    stepped.step()
+    continued = simulation(2)
+    continued.load_state(stepped.state())
+    continued.step()
+    continued.save(tmp_path / "stepped")
+    train(whole, tmp_path / "whole")
+    record, other = (read_run(tmp_path / name) for name in ("stepped", "whole"))
+    # A state of before: what came after it is measured anew.
+    state = simulation(2).state()
+    whole = simulation(2)
+    whole.run()
+    whole.load_state(state)
+    assert (len(whole.history), len(whole.curve)) == (0, 1)
+    whole.run()
+    whole.save(tmp_path / "again")
+    assert read_run(tmp_path / "again").curve == other.curve
+    for name in ("messages", "uncompressed_bytes_down", "bytes_up", "epsilon", "loss"):
+        assert record.value(name) == other.value(name)
+
+
+def test_a_directory_with_files_is_not_saved_to(tmp_path: Path) -> None:
+    run = simulation(2)
+    run.run()
+    run.save(tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(ArgumentError, match="directory must be new or empty"):
+        run.save(tmp_path)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_labels_that_are_no_classes_have_no_accuracy(tmp_path: Path) -> None:
+    inputs = np.linspace(-1, 1, 80, dtype=np.float32)[:, None]
+    data = {f"client {i}": (inputs[i::4], 2 * inputs[i::4]) for i in range(4)}
+    task = Task("line", data, (inputs, 2 * inputs), nn.Linear(1, 1), loss=nn.functional.mse_loss)
+    run = Simulation(task, method=Uncompressed(2), algorithm=FedAvg(0.1, 10), rounds=3)
+    run.run()
+    run.save(tmp_path / "line")
+    record = read_run(tmp_path / "line")
+    assert (record.outcome, record.value("accuracy")) == ("finished", None)
+    assert record.value("loss") == run.history[-1]["loss"]
+    done("report", tmp_path / "line", "--output", tmp_path / "page")
 
 
 def test_history_has_epsilon_with_its_words_where_it_is_measured() -> None:

@@ -233,6 +233,8 @@ def test_every_case_is_named_and_scoped() -> None:
 def test_bad_arguments_are_refused(arguments: dict[str, float]) -> None:
     with pytest.raises(ArgumentError):
         audit(of_mechanism(), **arguments)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="case must be of type Case, got case='gaussian'"):
+        audit("gaussian", **arguments)  # type: ignore[arg-type]
 
 
 def test_broken_protocols_are_refused() -> None:

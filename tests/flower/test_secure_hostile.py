@@ -360,9 +360,23 @@ def test_without_identities_the_claim_says_so() -> None:
     strategy, _ = run()
     words = ", shared among 5 members, against a server that follows the protocol, limits how well"
     assert words in str(strategy.claim)
-    local = replace(PLAN, settings={**PLAN.settings, "trust": "local"})
-    with pytest.raises(ArgumentError, match="secure_sum needs messages of whole numbers"):
-        local.build(DIM)  # it needs no secure sum, whatever the server does
+    with pytest.raises(ArgumentError, match="has no secure sum"):
+        # It needs none, whatever the server does.
+        replace(PLAN, settings={**PLAN.settings, "trust": "local"})
+
+
+@pytest.mark.parametrize("how", [True, "two"])
+@pytest.mark.parametrize("method", ["none", "sketch", "sketch-gaussian", "laplace"])
+def test_a_method_without_a_secure_sum_is_named(method: str, how: Any) -> None:
+    """Also where min_replies, left as it is, would not do either."""
+    settings: dict[str, Any] = {
+        "none": {},
+        "laplace": {"per_round": 1.0},
+        "sketch": {"rows": 3, "cols": 8},
+    }
+    given = settings.get(method, {"clip": 1.0, "noise_multiplier": 2.0, "rows": 3, "cols": 8})
+    with pytest.raises(ArgumentError, match=f"method='{method}' with .* has no secure sum"):
+        FlowerPlan(method, given, cohort=5, secure_sum=how)
 
 
 def test_a_server_without_a_list_does_not_start() -> None:
@@ -420,7 +434,7 @@ def test_thresholds_withstand_those_who_are_corrupt() -> None:
     [
         (PLAN, {"min_replies": 2}, r"min_replies must be in 3\.\.5 for a secure sum"),
         (PLAN, {"min_replies": 6}, r"min_replies must be in 3\.\.5 for a secure sum"),
-        (PLAN, {"cohort": 1, "min_replies": 1}, "min_replies must be in"),
+        (PLAN, {"cohort": 1, "min_replies": 1}, "cohort must be 2 or more for distributed"),
         (PLAN, {"corrupt": 1}, r"in 4\.\.5 for a secure sum of a cohort of 5 of which"),
         (PLAN, {"min_replies": 5, "corrupt": 5}, "corrupt must be below cohort=5"),
         (ONE, {"secure_sum": False}, "corrupt must be 0 without secure_sum"),

@@ -367,6 +367,9 @@ def test_records_of_silos() -> None:
         ({"unit": "example"}, "records must be given for the units example and person"),
         ({"records": 60.0}, "records must be given for the units example and person, and only"),
         ({"rate": 0.5}, "rate must be in"),
+        ({"rate": "x"}, "rate must be a number, got rate='x'"),
+        ({"spread": None}, "spread must be a number, got spread=None"),
+        ({**SILOS, "records": "60"}, "records must be a number, got records='60'"),
         ({"unit": "person", "records": 60.0}, "relation must be add-or-remove for unit=person"),
         ({**SILOS, "records": 0.0}, "records must be 1..10"),
         ({**SILOS, "rate": 1.5}, "rate must be in"),
@@ -378,6 +381,11 @@ def test_records_of_silos() -> None:
 def test_bad_requests_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         wanted(**changes)
+
+
+def test_a_number_of_alternatives_is_whole() -> None:
+    with pytest.raises(ArgumentError, match="alternatives must be an int, got alternatives='5'"):
+        plan(wanted(), alternatives="5")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("delta", "words"), [(0.0, "without a delta"), (1e-15, "at delta 1e-15")])

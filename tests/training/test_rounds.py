@@ -153,12 +153,16 @@ def test_bytes_of_sgd_by_hand(correction: Correction, up: int, down: int) -> Non
     [
         (DistributedSGD, {"learning_rate": 0.0}, "learning_rate must be a number > 0"),
         (DistributedSGD, {"batch_size": 2.5}, "batch_size must be an int"),
-        (DistributedSGD, {"correction": "on"}, "correction must be one of"),
+        (DistributedSGD, {"correction": "on"}, "correction must be one of off, shared, drift, got"),
         (FedAvg, {"batch_size": 0}, "batch_size must be"),
         (FedAvg, {"local_epochs": 0}, "local_epochs must be"),
         (FedAvg, {"local_epochs": 1.5}, "local_epochs must be an int"),
         (ServerOptimizer, {"server_step": 0.0}, "server_step must be a number > 0"),
-        (ServerOptimizer, {"schedule": "step"}, "schedule must be one of"),
+        (
+            ServerOptimizer,
+            {"schedule": "step"},
+            "schedule must be one of constant, sqrt, linear, cosine, got",
+        ),
         (ServerOptimizer, {"momentum": 1.0}, "momentum must be in"),
         (ServerOptimizer, {"momentum": math.nan}, "momentum must be in"),
         (ServerOptimizer, {"update_clip": -1.0}, "update_clip must be a number > 0"),

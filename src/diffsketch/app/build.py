@@ -225,7 +225,10 @@ def _method(
         twice = sorted(METHOD_SETTINGS & more.keys())
         check(not twice, "method_settings", "leave out what is an option", ", ".join(twice))
         settings |= more
-    if settings.get("unit", Unit.CLIENT) in (Unit.EXAMPLE, Unit.PERSON):
+    unit = settings.get("unit", Unit.CLIENT)
+    records = "be example: tasks of the command line have one record a person"
+    check(unit != Unit.PERSON, "unit", records, unit)
+    if unit == Unit.EXAMPLE:
         # Each silo takes a batch of this size in the mean, on secret samples.
         size, workers = cast(int, config.batch_size), cast(int, config.workers)
         check(size <= examples / workers, "batch_size", "be at most a silo's examples", size)

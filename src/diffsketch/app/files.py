@@ -34,7 +34,7 @@ START, CONFIG, COMMAND = "run.json", "config.toml", "command.txt"
 METRICS, CHECKPOINT, TIMES = "metrics.jsonl", "checkpoint.safetensors", "times.json"
 MODEL, BEST, SUMMARY = "model.safetensors", "best.safetensors", "summary.json"
 
-_RUN_FORMAT, _CHECKPOINT_FORMAT = "diffsketch run 3", "diffsketch checkpoint 2"
+_RUN_FORMAT, _CHECKPOINT_FORMAT = "diffsketch run 3", "diffsketch checkpoint 3"
 # The most telling first.
 SHOWN = (SUMMARY, METRICS, MODEL, BEST, CONFIG, COMMAND, TIMES, CHECKPOINT)
 _FILES = (*SHOWN, START)
@@ -76,11 +76,6 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise DataError(f"{path}: damaged: it holds no JSON object")
     return data
-
-
-def finite(value: float | None) -> float | None:
-    """The value, or None for a number that JSON cannot hold."""
-    return value if value is not None and math.isfinite(value) else None
 
 
 def json_bytes(data: Mapping[str, Any]) -> bytes:
@@ -194,7 +189,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             record = json.loads(line)
             for name, most in _MEASURED.items():
                 value = record[name]
-                if value is None and name in ("loss", "noised_share"):  # unknown
+                if value is None and name in ("loss", "accuracy", "noised_share"):  # unknown
                     continue
                 if isinstance(value, bool) or not 0 <= value <= most or value == math.inf:
                     raise ValueError(f"{name} must be a number from 0 to {most}, got {value!r}")

@@ -8,17 +8,18 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import safetensors.torch
 from rich.table import Table
+from torch import Tensor
 
 from diffsketch.app import files
 from diffsketch.app.build import Built, assumptions, build, settings_of_simulation
-from diffsketch.app.files import RunDirectory, finite
+from diffsketch.app.files import RunDirectory
 from diffsketch.app.settings import RunConfig, saved_config
 from diffsketch.app.terminal import Interrupts, LastingConsole, print_line
 from diffsketch.compiled import torch_threads
@@ -29,7 +30,7 @@ from diffsketch.methods.gate import NonFiniteUpdate
 from diffsketch.privacy.accounting.budget import BudgetExceeded
 from diffsketch.privacy.claim import Epsilon
 from diffsketch.training.models import unflatten
-from diffsketch.training.simulation import Diverged, DivergedRound, RoundResult, Simulation
+from diffsketch.training.simulation import Diverged, Ending, Simulation
 
 EXIT_DIVERGED = 2
 _LOGGER = logging.getLogger(__name__)
@@ -56,49 +57,7 @@ def bytes_in_words(count: float) -> str:
     return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
 
 
-@dataclass
-class RunProgress:
-    """Sums over all rounds so far: kept in checkpoints."""
-
-    messages: int = 0
-    validated: int = 0  # messages that their workers checked by Theorem 1
-    noised: int = 0  # validated messages that needed noise
-    rounded: int = 0  # cells that were rounded to few bits
-    saturated: int = 0  # rounded cells that were beyond the limit
-    left_out: int = 0  # or zeros, since vectors were not finite
-    downloads: int = 0  # without compression, a vector each time
-
-    def add(self, result: RoundResult) -> None:
-        """Count a round."""
-        self.messages += result.summed.count
-        self.left_out += len(result.left_out)
-        self.downloads += result.downloads
-        if result.noised is not None:
-            self.validated += result.summed.count
-            self.noised += round(result.noised * result.summed.count)
-        if result.summed.saturated is not None:
-            self.rounded += result.summed.count * result.published.total.numel()
-            self.saturated += result.summed.saturated
-
-    @property
-    def saturated_share(self) -> float | None:
-        """Share of the rounded cells that were beyond the limit."""
-        return self.saturated / self.rounded if self.rounded else None
-
-    @property
-    def noised_share(self) -> float | None:
-        """Share of the validated messages that needed noise."""
-        return self.noised / self.validated if self.validated else None
-
-
 Show: TypeAlias = Callable[["TrainingSession"], None]
-
-
-class Ending(NamedTuple):
-    """End of a session: `finished`, `budget`, `diverged` or `interrupted`, and why."""
-
-    kind: str
-    reason: str = ""
 
 
 class TrainingSession:
@@ -111,12 +70,13 @@ class TrainingSession:
     def __init__(
         self, built: Built, directory: RunDirectory, *, on_round: OnRound | None = None
     ) -> None:
-        self.simulation, self.directory, self.progress = built.simulation, directory, RunProgress()
+        self.simulation, self.directory = built.simulation, directory
         self.rounds = directory.config.rounds or 0
-        self.curve: list[dict[str, Any]] = []  # measurements so far
+        self.curve = list(self.simulation.curve)  # measurements so far
         self._built, self._on_round = built, on_round
         self._delta = directory.config.delta
-        self._times = {"training": 0.0, "total": 0.0, **directory.times(), "rounds": 0}
+        spent = sum(row["seconds"] for row in self.simulation.history)
+        self._times = {"training": spent, "total": spent, **directory.times(), "rounds": 0}
         self._saved_round: int | None = None
         self._last_save = self._clock = time.monotonic()
         self._restore()
@@ -140,7 +100,8 @@ class TrainingSession:
             ending = self._train(show, stop)
             self._save()
             if ending.kind != "interrupted":
-                model, summary = self._model_bytes(), self._summary(ending)
+                model = self._model_bytes(self.simulation.weights)
+                summary = self._summary(ending)
                 directory.write_results(curve=self.curve, model=model, summary=summary)
         # Before OSError, which a DataError is as well.
         except DiffSketchError:
@@ -160,11 +121,14 @@ class TrainingSession:
         return ending
 
     def _train(self, show: Show, stop: Callable[[], bool]) -> Ending:
-        simulation, progress, config = self.simulation, self.progress, self.directory.config
-        if self.round_index == 0:
+        simulation, config = self.simulation, self.directory.config
+        if not self.curve:
             self._evaluate()
         if self._saved_round is None:
             self._save()  # so that rounds without a checkpoint mean that it was lost
+        if simulation.ending is not None:  # before it came here
+            self._evaluate()
+            return simulation.ending
         while self.round_index < self.rounds and not self.diverged:
             if stop():
                 return Ending("interrupted", self._after())
@@ -174,14 +138,11 @@ class TrainingSession:
             try:
                 result = simulation.step()
             except (BudgetExceeded, Diverged) as error:
-                if isinstance(error, DivergedRound):
-                    progress.add(error.result)
                 self._evaluate()
                 kind = "budget" if isinstance(error, BudgetExceeded) else "diverged"
                 return Ending(kind, str(error))
             seconds = time.monotonic() - before
             self._times["training"] += seconds
-            progress.add(result)
             summary = simulation.summary(result, measured=False, seconds=seconds)
             if self._is_due(self.round_index):
                 self._evaluate()
@@ -215,34 +176,22 @@ class TrainingSession:
 
     def _evaluate(self) -> None:
         """Measure the model and add a line, unless this round has one."""
-        simulation, progress = self.simulation, self.progress
+        simulation = self.simulation
         # The last round is evaluated at its end, and once more when the session ends.
         if self.curve and self.curve[-1]["round"] == simulation.round_index:
             return
-        loss, accuracy = simulation.evaluate()
-        self._epsilon = simulation.epsilon(self._delta)
-        record = {
-            "round": simulation.round_index,
-            "loss": finite(loss),
-            "accuracy": accuracy,
-            "bytes_up": simulation.bytes_up,
-            "bytes_down": simulation.bytes_down,
-            "epsilon": self._epsilon.to_json(),
-            "noised_share": progress.noised_share,
-            "left_out": progress.left_out,
-        }
-        moving = {"drift": simulation.drift, "clip": simulation.clip}
-        moving["saturated_share"] = progress.saturated_share
-        record |= {name: value for name, value in moving.items() if value is not None}
+        record = simulation.measurement(simulation.summary(measured=True, delta=self._delta))
+        self._epsilon = Epsilon.from_json(record["epsilon"])
         losses = [math.inf if point["loss"] is None else point["loss"] for point in self.curve]
         self.directory.add_measurement(record)
         self.curve.append(record)
         # Killed before the next checkpoint, the run comes here again with the same model.
-        if self.directory.config.patience and loss < min(losses, default=math.inf):
-            self.directory.write_best(self._model_bytes())
+        smallest = record["loss"] is not None and record["loss"] < min(losses, default=math.inf)
+        if self.directory.config.patience and smallest:
+            self.directory.write_best(self._model_bytes(simulation.weights))
 
-    def _model_bytes(self) -> bytes:
-        named = unflatten(self._built.model, self.simulation.weights)
+    def _model_bytes(self, weights: Tensor) -> bytes:
+        named = unflatten(self._built.model, weights)
         return safetensors.torch.save({name: w.cpu().contiguous() for name, w in named.items()})
 
     def _save(self) -> None:
@@ -250,7 +199,7 @@ class TrainingSession:
         self._times["total"] += now - self._clock
         self._times["rounds"] = self.round_index
         self._clock = self._last_save = now
-        progress = asdict(self.progress) | {"curve": self.curve, "rounds": self.rounds}
+        progress = {"curve": self.curve, "rounds": self.rounds}
         content = files.pack(self.simulation.state(), progress, identity=self.directory.identity)
         self.directory.write_checkpoint(content, self._times)
         self._saved_round = self.round_index
@@ -268,15 +217,17 @@ class TrainingSession:
                     f"{path}: missing, though the run had begun: put it back, or begin again with "
                     f"diffsketch run --config {directory.path / files.CONFIG}"
                 )
-            directory.write_metrics([])
+            directory.write_metrics(self.curve)
+            if directory.config.patience and any(point["loss"] is not None for point in self.curve):
+                directory.write_best(self._model_bytes(self.simulation.best_weights))
             return
         state, saved = files.unpack(path.read_bytes(), path, identity=directory.identity)
         try:
             self.simulation.load_state(state)
         except MismatchError as error:
             raise MismatchError(f"{path}: {error}") from error
-        planned, self.curve = saved.pop("rounds"), saved.pop("curve")
-        self.progress, self._saved_round = RunProgress(**saved), self.round_index
+        planned, self.curve = saved["rounds"], saved["curve"]
+        self._saved_round = self.round_index
         if planned != self.rounds and not self._is_due(self.curve[-1]["round"]):
             # That of an end which is none any more: a run with as many rounds would not have it.
             # (An evaluation that is due stays: the longer run has it as well.)
@@ -290,13 +241,16 @@ class TrainingSession:
         Ratios are of real bytes: those of the vectors in float32 that a run without compression
         would send to and from the same workers, to those of the messages with their headers.
         """
-        simulation, progress, config = self.simulation, self.progress, self.directory.config
+        simulation, config = self.simulation, self.directory.config
+        progress = simulation.progress
         method, claim = simulation.method, simulation.claim
         first, last = self.curve[0], self.curve[-1]
-        best = max(point["accuracy"] for point in self.curve)
+        known = [point["accuracy"] for point in self.curve if point["accuracy"] is not None]
+        best = max(known, default=None)
         # Not by the loss alone: a confident model may have a large one.
         worse = None not in (first["loss"], last["loss"]) and last["loss"] > first["loss"]
-        fell = last["accuracy"] < best - _FALL
+        # Labels that are no classes have no accuracy.
+        fell = best is None or (last["accuracy"] or 0) < best - _FALL
         raw_up, raw_down = 4 * method.dim * progress.messages, 4 * method.dim * progress.downloads
         up, down = simulation.bytes_up, simulation.bytes_down
         chosen: dict[str, Any] = {}  # by the method, where it was not given
@@ -393,6 +347,7 @@ def train(
     evaluate_every: int | None = None,
     patience: int | None = None,
     on_round: OnRound | None = None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> str:
     """Run a simulation and keep it in a directory, as `diffsketch run` does.
 
@@ -400,11 +355,12 @@ def train(
     same call, to the same result; one that is finished is not run again.
 
     Args:
-        simulation: Before its first round.
+        simulation: Its rounds so far are kept, too.
         directory: New or empty, or that of the same run.
         evaluate_every: Rounds between measurements (default: a tenth of all rounds).
         patience: Stop after this many measurements in a row without a smaller loss.
         on_round: Called with the `RoundSummary` of each round that this call runs.
+        stop: Asked before each round; True interrupts the run.
 
     Returns:
         Why it stopped early, or an empty string.
@@ -427,7 +383,7 @@ def train(
         if kept.finished:
             return str((kept.summary() or {}).get("reason", ""))
         session = TrainingSession(Built(config, simulation, model), kept, on_round=on_round)
-        return session.run(show=lambda _: None, stop=lambda: False).reason
+        return session.run(show=lambda _: None, stop=stop).reason
 
 
 def start(

@@ -42,7 +42,7 @@ from torch import Tensor
 
 from diffsketch.auditing.attacks import DISCRIMINANT, Attack, Numbers, Score
 from diffsketch.compiled import torch_threads
-from diffsketch.errors import ArgumentError, check, check_whole
+from diffsketch.errors import ArgumentError, check, check_type, check_whole
 from diffsketch.privacy.claim import Claim, Epsilon, MeasuredClaim, NoClaim, Scope
 from diffsketch.privacy.noise import Noise
 from diffsketch.privacy.simulated_noise import NoiseKey
@@ -486,6 +486,7 @@ def audit(
     Raises:
         ArgumentError: An argument is out of range.
     """
+    check_type("case", case, Case)
     count = case.trials if trials is None else trials
     check_settings(trials=count, confidence=confidence, delta=delta, seed=seed)
     stream = Stream(seed, case.name)

@@ -17,7 +17,14 @@ import torch
 from flwr.app import Context
 from torch import Tensor
 
-from diffsketch.errors import ArgumentError, DataError, check, check_positive, check_whole
+from diffsketch.errors import (
+    ArgumentError,
+    DataError,
+    check,
+    check_positive,
+    check_whole,
+    did_you_mean,
+)
 from diffsketch.flower.records import Refusal
 from diffsketch.methods import METHODS, Method, PlainSketch, Uncompressed, build_method
 from diffsketch.methods.base import parse_settings, settings_of
@@ -111,15 +118,20 @@ class FlowerPlan:
     _built: dict[int, Method] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
+        named = isinstance(self.settings, Mapping)
+        check(named, "settings", "be a mapping from names to values", self.settings)
         object.__setattr__(self, "settings", dict(self.settings))
         names = settings_of(self.method)
         unknown = [name for name in self.settings if name not in names]
-        check(not unknown, "settings", f"be of {', '.join(names) or 'nothing'}", unknown)
+        hint = did_you_mean(str(unknown[0]), names) if unknown else ""
+        known = f"be of {', '.join(names) or 'nothing'}{f' ({hint})' if hint else ''}"
+        check(not unknown, "settings", known, unknown)
         missing = [name for name, must in names.items() if must and name not in self.settings]
         needed = f"have {', '.join(missing)} for method={self.method!r}"
         check(not missing, "settings", needed, self.settings)
         check_whole("cohort", self.cohort, least=1)
-        alone = self.settings.get("trust") == Trust.DISTRIBUTED and self.cohort == 1
+        trust = self.settings.get("trust", getattr(METHODS[self.method], "trust", None))
+        alone = trust == Trust.DISTRIBUTED and self.cohort == 1
         check(not alone, "cohort", "be 2 or more for distributed trust", self.cohort)
         check_whole("min_replies", self.min_replies, least=1)
         check_whole("corrupt", self.corrupt, least=0)
@@ -127,6 +139,14 @@ class FlowerPlan:
         check(how in modes, "secure_sum", 'be a bool, "one" or "two"', how)
         object.__setattr__(self, "secure_sum", how)
         if how:
+            try:
+                shortest = build_method(
+                    self.method, dim=1, cohort=self.cohort, settings=dict(self.settings)
+                )
+            except ArgumentError:
+                pass  # `build` says it, about the model's own length
+            else:
+                self._check_sum(shortest)
             lowest = self.corrupt + 1 if self.has_helper else self._least(self.cohort)
             least, most = max(lowest, 2), self.cohort
             withstood = not self.corrupt or least <= most  # by some threshold
@@ -139,6 +159,15 @@ class FlowerPlan:
         check(not self.settings.get("lost"), "settings", _LOST, self.settings)
         self._check_doors()
         self._check_metrics()
+
+    def _check_sum(self, method: Method) -> None:
+        form, total = method.message_format, method.total_format
+        if self.secure_sum and (form.cells != "unsigned" or form != total):
+            raise ArgumentError(
+                f"secure_sum must be False: method={self.method!r} with settings={self.settings} "
+                "has no secure sum, which needs messages of whole numbers with room for their "
+                f"sum; these are of {form.bits} bits, {form.cells}, for a sum of {total.bits}"
+            )
 
     def _check_doors(self) -> None:
         doors = self.open_doors
@@ -213,13 +242,7 @@ class FlowerPlan:
             return self._built[dim]
         settings = dict(self.settings)
         method = build_method(self.method, dim=dim, cohort=self.cohort, settings=settings)
-        form, total = method.message_format, method.total_format
-        if self.secure_sum and (form.cells != "unsigned" or form != total):
-            raise ArgumentError(
-                "secure_sum needs messages of whole numbers with room for their sum, and those of "
-                f"method={self.method!r} are of {form.bits} bits, {form.cells}, for a sum of "
-                f"{total.bits}"
-            )
+        self._check_sum(method)
         shared = self.secure_sum and getattr(method, "trust", None) is Trust.DISTRIBUTED
         if shared and "noise_multiplier" in settings:
             more = math.sqrt(self.cohort / self.min_replies)

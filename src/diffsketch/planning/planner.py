@@ -6,7 +6,7 @@ import math
 import warnings
 from dataclasses import dataclass
 
-from diffsketch.errors import ArgumentError, check, check_type
+from diffsketch.errors import ArgumentError, check_type, check_whole
 from diffsketch.planning.search import TIE, TRUSTS, Option, PlanRequest, search
 from diffsketch.privacy.claim import Trust, Unit
 from diffsketch.wire.formats import CHECKSUM_BYTES
@@ -68,7 +68,7 @@ def plan(request: PlanRequest, *, alternatives: int = 5) -> Plan:
     ('gaussian', True, True)
     """
     check_type("request", request, PlanRequest)
-    check(alternatives >= 0, "alternatives", "be >= 0", alternatives)
+    check_whole("alternatives", alternatives, least=0)
     # Engines refuse noise that is not drawn exactly.
     options = [option for option in search(request) if option.method.exact]
     if not options:

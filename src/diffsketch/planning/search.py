@@ -124,6 +124,10 @@ class PlanRequest:
             object.__setattr__(self, name, getattr(scope, name))
         needed = "be given for the units example and person, and only then"
         check(self.of_records == (self.records is not None), "records", needed, self.records)
+        for name in ("records", "rate", "spread"):
+            value = getattr(self, name)
+            number = isinstance(value, int | float) or (value is None and name == "records")
+            check(number, name, "be a number", value)
         check(0 < self.rate <= 1 and (self.of_records or self.rate == 1), "rate",
               "be in (0, 1], and 1 for clients", self.rate)  # fmt: skip
         if self.records is not None:

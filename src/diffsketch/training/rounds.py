@@ -51,7 +51,8 @@ class Algorithm:
         check_step("learning_rate", self.learning_rate)
         check_whole("batch_size", self.batch_size, least=1)
         options = get_args(Correction)
-        check(self.correction in options, "correction", f"be one of {options}", self.correction)
+        wanted = f"be one of {', '.join(options)}"
+        check(self.correction in options, "correction", wanted, self.correction)
         if self.local_epochs is not None:
             check_whole("local_epochs", self.local_epochs, least=1)
 
@@ -247,7 +248,8 @@ class ServerOptimizer:
     def __post_init__(self) -> None:
         check_step("server_step", self.server_step)
         options = get_args(Schedule)
-        check(self.schedule in options, "schedule", f"be one of {options}", self.schedule)
+        wanted = f"be one of {', '.join(options)}"
+        check(self.schedule in options, "schedule", wanted, self.schedule)
         if self.update_clip is not None:
             check_positive("update_clip", self.update_clip)
         check(0 <= self.momentum < 1, "momentum", "be in [0, 1)", self.momentum)

@@ -7,10 +7,11 @@ import math
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from itertools import pairwise
-from typing import Any, Literal, TypeAlias, cast
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,7 @@ from diffsketch.errors import (
     check_whole,
     difference,
 )
+from diffsketch.files import finite
 from diffsketch.logs import OnRound, RoundSummary, announce, stalled
 from diffsketch.methods.base import Method
 from diffsketch.methods.gate import NonFiniteUpdate, check_budget, release
@@ -61,6 +63,13 @@ _LOGGER = logging.getLogger(__name__)
 PART_CELLS = 1 << 23  # numbers of the vectors that are encoded at a time: 32 MiB
 _DELTA = 1e-5  # of the epsilon in `history` where no budget has one
 _PLAIN = ("round_index", "bytes_up", "bytes_down", "ended")  # fields stored in a state unchanged
+
+
+class Ending(NamedTuple):
+    """End of a run: `finished`, `early`, `budget`, `diverged` or `interrupted`, and why."""
+
+    kind: str
+    reason: str = ""
 
 
 class Diverged(DiffSketchError):  # noqa: N818 - it says what happened
@@ -111,6 +120,43 @@ class RoundResult:
         return None if noised is None else float(noised.double().mean())
 
 
+@dataclass(frozen=True)
+class RunProgress:
+    """Sums over all rounds so far."""
+
+    messages: int = 0
+    validated: int = 0  # messages that their workers checked by Theorem 1
+    noised: int = 0  # validated messages that needed noise
+    rounded: int = 0  # cells that were rounded to few bits
+    saturated: int = 0  # rounded cells that were beyond the limit
+    left_out: int = 0  # or zeros, since vectors were not finite
+    downloads: int = 0  # without compression, a vector each time
+
+    def after(self, result: RoundResult) -> RunProgress:
+        """Count a round."""
+        count, saturated = result.summed.count, result.summed.saturated
+        validated = 0 if result.noised is None else count
+        return RunProgress(
+            self.messages + count,
+            self.validated + validated,
+            self.noised + round((result.noised or 0) * count),
+            self.rounded + (0 if saturated is None else count * result.published.total.numel()),
+            self.saturated + (saturated or 0),
+            self.left_out + len(result.left_out),
+            self.downloads + result.downloads,
+        )
+
+    @property
+    def saturated_share(self) -> float | None:
+        """Share of the rounded cells that were beyond the limit."""
+        return self.saturated / self.rounded if self.rounded else None
+
+    @property
+    def noised_share(self) -> float | None:
+        """Share of the validated messages that needed noise."""
+        return self.noised / self.validated if self.validated else None
+
+
 @dataclass(frozen=True, eq=False)
 class RunState:
     """State of a run, replaced in one assignment, so that a failed round leaves no trace."""
@@ -124,6 +170,7 @@ class RunState:
     # Why there can be no further round. The accounts have the diverged round, the model has not.
     ended: str = ""
     clip: float | None = None  # of the next round, for methods whose clip adapts
+    progress: RunProgress = field(default_factory=RunProgress)
 
 
 class Simulation:
@@ -207,6 +254,9 @@ class Simulation:
         self.sampler, self.server = sampler, server or ServerOptimizer()
         self._given_noise_key, self._key = noise_key, SketchKey.from_integer(seed)
         self.history: list[dict[str, Any]] = []  # rows of the rounds that `run` did
+        self.curve: list[dict[str, Any]] = []  # what it measured, as files of runs have it
+        self.ending: Ending | None = None  # where `run` stopped early
+        self._ran: dict[str, Any] = {}  # arguments of `run`
         self._best: tuple[float, Tensor] | None = None  # smallest loss of these, and its weights
         self._saturation = SaturationWatch()
         self._check_options()
@@ -323,6 +373,12 @@ class Simulation:
         return weights if weights.dim() == 1 else weights.mean(dim=0)
 
     @property
+    def best_weights(self) -> Tensor:
+        """Weights of the smallest loss that `run` measured."""
+        check(self._best is not None, "best", "follow a run that measured a loss", True)
+        return cast("tuple[float, Tensor]", self._best)[1]
+
+    @property
     def drift(self) -> float | None:
         """Distance between the workers' models (`relative_drift`), where they may drift."""
         return relative_drift(self._state.model.weights)
@@ -341,6 +397,11 @@ class Simulation:
     def bytes_down(self) -> int:
         """Bytes sent to all devices so far, headers included."""
         return self._state.bytes_down
+
+    @property
+    def progress(self) -> RunProgress:
+        """Sums over all rounds so far."""
+        return self._state.progress
 
     @property
     def participation(self) -> Participation:
@@ -374,15 +435,12 @@ class Simulation:
     def trained(self, *, best: bool = False) -> nn.Module:
         """Return the task's model in eval mode, with the weights of the run or its `best` ones.
 
-        The best are those of the smallest loss that `run` measured.
+        The best are those of the smallest loss that `run` measured, before the first round too.
 
         With `keep_local` it still normalises every batch by the batch's statistics: predict for
         batches of several examples.
         """
-        weights = self.weights
-        if best:
-            check(self._best is not None, "best", "follow a run that measured a loss", best)
-            weights = cast("tuple[float, Tensor]", self._best)[1]
+        weights = self.best_weights if best else self.weights
         model = self.task.model(self.seed)
         load(model, weights.cpu())
         if self.task.keep_local:
@@ -416,7 +474,10 @@ class Simulation:
         check_whole("evaluate_every", every, least=1)
         if patience is not None:
             check_whole("patience", patience, least=1)
-        losses: list[float] = []
+        self._ran = {"evaluate_every": every, "patience": patience}
+        begin = len(self.curve)
+        if self.round_index == 0 and not self.curve:
+            self._keep(self.summary(measured=True))
         try:
             while self.round_index < self.rounds:
                 begun = time.monotonic()
@@ -426,30 +487,84 @@ class Simulation:
                 measured = done % every == 0 or done == self.rounds
                 summary = self.summary(result, measured=measured, seconds=seconds)
                 self.history.append(summary.row())
+                if measured:
+                    self._keep(summary)
                 announce(summary, on_round, _LOGGER)
-                if summary.loss is not None:
-                    losses.append(summary.loss)
-                    # NaN is never the smallest.
-                    if self._best is None or summary.loss < self._best[0]:
-                        self._best = summary.loss, self.weights.clone()
-                    if stalled(losses, patience):
-                        return f"the loss has not fallen for {patience} measurements"
+                if measured and stalled([point["loss"] for point in self.curve[begin:]], patience):
+                    reason = f"the loss has not fallen for {patience} evaluations"
+                    self.ending = Ending("early", reason)
+                    return reason
         except BudgetExceeded as error:
             if self.round_index == 0:
                 raise ArgumentError(f"budget must allow one round at least: {error}") from error
+            self.ending = Ending("budget", str(error))
             return str(error)
+        except Diverged as error:
+            self.ending = Ending("diverged", str(error))
+            raise
         return ""
 
-    def summary(self, result: RoundResult, *, measured: bool, seconds: float) -> RoundSummary:
+    def _keep(self, summary: RoundSummary) -> None:
+        """Keep what was measured, and the weights if no loss was smaller."""
+        loss = summary.loss
+        # NaN is never the smallest.
+        if loss is not None and loss < (math.inf if self._best is None else self._best[0]):
+            self._best = loss, self.weights.clone()
+        self.curve.append(self.measurement(summary))
+
+    def save(self, directory: Path | str) -> None:
+        """Write the run so far to a directory, as `diffsketch.train` would have kept it.
+
+        `diffsketch report` shows it beside other runs; `train` continues it if it is not over.
+
+        Raises:
+            ArgumentError: The directory is not new or empty.
+        """
+        import diffsketch  # the front door: files of runs are above this room
+
+        path = Path(directory)
+        empty = not path.is_dir() or not any(path.iterdir())
+        check(empty, "directory", "be new or empty", str(path))
+        diffsketch.train(self, path, stop=lambda: True, **self._ran)
+
+    def summary(
+        self,
+        result: RoundResult | None = None,
+        *,
+        measured: bool,
+        seconds: float | None = None,
+        delta: float | None = None,
+    ) -> RoundSummary:
         """Summarise the round that was just done; loss, accuracy and epsilon if `measured`."""
         loss, accuracy = self.evaluate() if measured else (None, None)
         budget = self._state.participation.budget
-        delta = _DELTA if budget is None else budget.delta
+        if delta is None:
+            delta = _DELTA if budget is None else budget.delta
+        left_out = () if result is None else result.left_out
         return RoundSummary(
             self.round_index, loss, accuracy, self.bytes_up, self.bytes_down,
             self.epsilon(delta) if measured else None,
-            dict.fromkeys(result.left_out, "its vector has NaN or infinite values"), seconds,
+            dict.fromkeys(left_out, "its vector has NaN or infinite values"), seconds,
         )  # fmt: skip
+
+    def measurement(self, summary: RoundSummary) -> dict[str, Any]:
+        """Describe the run so far, by a summary with what was measured: for files of runs."""
+        moving = {
+            "drift": self.drift,
+            "clip": self.clip,
+            "saturated_share": self.progress.saturated_share,
+        }
+        return {
+            "round": summary.round,
+            "loss": finite(summary.loss),
+            "accuracy": finite(summary.accuracy),
+            "bytes_up": summary.bytes_up,
+            "bytes_down": summary.bytes_down,
+            "epsilon": None if summary.epsilon is None else summary.epsilon.to_json(),
+            "noised_share": self.progress.noised_share,
+            "left_out": self.progress.left_out,
+            **{name: value for name, value in moving.items() if value is not None},
+        }
 
     def step(self) -> RoundResult:
         """Run the next round.
@@ -466,6 +581,7 @@ class Simulation:
         """
         if self._state.ended:
             raise Diverged(self._state.ended)
+        self.ending = None
         # A function of the state: whatever it raises, or wherever it is interrupted, the state
         # stays.
         state, result = self._round(self._state)
@@ -537,6 +653,7 @@ class Simulation:
         after = replace(
             state, participation=participation, synced=synced, ended=ended,
             bytes_up=state.bytes_up + up, bytes_down=state.bytes_down + down,
+            progress=state.progress.after(result),
         )  # fmt: skip
         if ended:
             return after, result
@@ -718,7 +835,7 @@ class Simulation:
         state, memory = self._state, self._state.model.memory
         tensors = {"weights": state.model.weights, "synced": torch.from_numpy(state.synced)}
         tensors |= {f"memory.{name}": value for name, value in memory.items()}
-        saved: dict[str, Any] = {"settings": self.identity}
+        saved: dict[str, Any] = {"settings": self.identity, "progress": asdict(state.progress)}
         saved |= {name: getattr(state, name) for name in _PLAIN}
         saved |= {name: value.clone() for name, value in tensors.items()}
         if state.clip is not None:
@@ -757,4 +874,9 @@ class Simulation:
             participation=before.participation.restored(state, ACCOUNTS),
             synced=state["synced"].cpu().numpy().copy(),
             clip=None if before.clip is None else state["clip"],
+            progress=RunProgress(**state["progress"]),
         )
+        self.ending = None
+        # What was measured later belongs to rounds that are to come.
+        for rows in (self.history, self.curve):
+            rows[:] = [row for row in rows if row["round"] <= self.round_index]
