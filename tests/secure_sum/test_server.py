@@ -165,7 +165,7 @@ def test_keys_without_a_secret_are_their_senders_fault(at: int) -> None:
     keys = played.answer(2)[52:]
     for public in (bytes(32), (1).to_bytes(32, "little")):  # of a small order
         body = keys[:at] + public + keys[at + 32 :]
-        with pytest.raises(RefusedError, match="keys of 2 are refused: one has no secret"):
+        with pytest.raises(RefusedError, match="keys of 2 are refused: one gives no shared secret"):
             played.server.collect(played.forged(MessageKind.KEYS, body, sender=2))
     assert played.server.missing == (1, 2, 3, 4)
 

@@ -213,7 +213,7 @@ class ClientNoise(Method):
 
     @cached_property
     def noise(self) -> IntegerMechanism:
-        """The mechanism that clips, rounds, adds noise and makes the claim."""
+        """The noise of `Method`: `mechanism`."""
         return self.mechanism
 
     @cached_property

@@ -209,7 +209,7 @@ class Option:
 
     Attributes:
         method: As the registry builds it.
-        settings: What it is built from; `diffsketch run` and Flower's `Plan` take the same.
+        settings: What it is built from; `diffsketch run` and `FlowerPlan` take the same.
         error: Predicted relative error of one round.
         total: Epsilon of the whole run, from the method's own claim.
     """

@@ -263,7 +263,7 @@ class SecureSumServer:
                 _ANY_KEY.agree(public)
             except RefusedError as error:
                 raise RefusedError(
-                    f"the keys of {sender} are refused: one has no secret"
+                    f"the keys of {sender} are refused: one gives no shared secret"
                 ) from error
         messages.check_distinct([*self._keys.values(), keys])
         self._keys[sender] = keys

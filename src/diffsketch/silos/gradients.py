@@ -106,7 +106,7 @@ class RecordGradients:
             ]
             try:
                 self._compute(rows[0], rows[1], out=buffer)
-            except Exception as error:  # an error that others saw would tell about a record
+            except Exception as error:  # raising would reveal something about a record
                 _LOG.warning("records are taken one by one, as their gradients failed: %s", error)
                 self._compute_apart(rows[0], rows[1], buffer)
             yield buffer[: stop - start]

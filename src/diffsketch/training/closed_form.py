@@ -43,9 +43,9 @@ def _add_examples(row: Any, inputs: Any, chosen: Any, factors: Any) -> None:
 
 @njit
 def _residuals(
-    model: Any, classes: Any, inputs: Any, labels: Any, chosen: Any, weights: Any, out: Any
+    model: Any, classes: Any, inputs: Any, labels: Any, chosen: Any, example_weights: Any, out: Any
 ) -> None:
-    """`(softmax(scores) - onehot(label)) * weights[b]` of each example, `(classes, examples)`."""
+    """`(softmax(scores) - onehot(label)) * example_weights[b]`, as `(classes, examples)`."""
     features = inputs.shape[1]
     bias = model[classes * features :]
     for b in range(chosen.size):
@@ -61,8 +61,8 @@ def _residuals(
             out[c, b] = np.exp(out[c, b] - most)
             total += out[c, b]
         for c in range(classes):
-            share = out[c, b] / total
-            out[c, b] = (share - np.float32(c == labels[chosen[b]])) * weights[b]
+            probability = out[c, b] / total
+            out[c, b] = (probability - np.float32(c == labels[chosen[b]])) * example_weights[b]
 
 
 @njit
@@ -70,7 +70,11 @@ def _train_worker(
     weights: Any, classes: Any, inputs: Any, labels: Any, indices: Any, shares: Any, factor: Any,
     out: Any,
 ) -> None:  # fmt: skip
-    """Take all steps of one worker; `shares` are the places' weights in a step's mean loss."""
+    """Take all steps of one worker.
+
+    `shares` are the places' weights in a step's mean loss. `factor` is minus the learning rate, or 1 for
+    the gradient itself.
+    """
     steps, size = indices.shape
     features = inputs.shape[1]
     residuals, scale = np.empty((classes, size), np.float32), np.empty(size, np.float32)
@@ -101,7 +105,7 @@ def train(
     task: Any, tasks: Any, weights: Any, classes: Any, inputs: Any, labels: Any, indices: Any,
     shares: Any, factor: Any, out: Any,
 ) -> None:  # fmt: skip
-    """Write the change of the weights of one of `tasks` shares of the workers to `out`.
+    """Write the change of the weights of one of `tasks` parts of the workers to `out`.
 
     Indices and shares are `(workers, steps, size)`; shares are empty if every place has its
     `1 / size`.
