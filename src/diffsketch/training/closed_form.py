@@ -72,8 +72,8 @@ def _train_worker(
 ) -> None:  # fmt: skip
     """Take all steps of one worker.
 
-    `shares` are the places' weights in a step's mean loss. `factor` is minus the learning rate, or 1 for
-    the gradient itself.
+    `shares` are the places' weights in a step's mean loss. `factor` is minus the learning rate, or
+    1 for the gradient itself.
     """
     steps, size = indices.shape
     features = inputs.shape[1]
