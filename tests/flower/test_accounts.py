@@ -329,7 +329,7 @@ def test_two_servers_with_one_record_add_up() -> None:
 @pytest.mark.parametrize("plan", [CENTRAL, GAUSSIAN])
 def test_a_client_has_one_message_in_a_sum(plan: FlowerPlan, tmp_path: Path) -> None:
     """Two would move it twice as far as a trusted sum's claim says; a local claim is of each."""
-    trusted = {"trusted_server": True} if plan is CENTRAL else {}
+    trusted: dict[str, Any] = {"trusted_server": True} if plan is CENTRAL else {}
     network = net.network_of(plan, 1, **trusted)
     for node_id in (2001, 2002):
         options: Any = {"account_file": tmp_path / "client.json", **trusted}
