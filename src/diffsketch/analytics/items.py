@@ -53,8 +53,8 @@ def column(values: Any, name: str) -> npt.NDArray[Any]:
         if kinds == {str}:
             return array  # as it is: an array of texts has the longest one's width in every row
         if not kinds <= {int, float, bool, np.bool_}:
-            found = ", ".join(sorted(kind.__name__ for kind in kinds))
-            raise ArgumentError(f"{name} must be numbers or texts in all rows, got {found}")
+            types = ", ".join(sorted(kind.__name__ for kind in kinds))
+            raise ArgumentError(f"{name} must be numbers or texts in all rows, got {types}")
         return np.asarray(array.tolist())
     return array
 

@@ -50,9 +50,9 @@ def private_quantiles(
     a node; noise is added to all nodes. The tree is made consistent (each node the sum of its
     children, by least squares), and its cumulated counts are made to rise.
 
-    *Intervals.* An interval has the values of so many ranks to either side of the level, to the
-    ends of their bins, as the noise may move a rank: by its simulated errors, which cost no
-    privacy. As bins are taken in whole, it is a little fewer ranks.
+    *Intervals.* An interval reaches as many ranks to either side of the level as the noise may move
+    a rank, to the ends of their bins: by simulated errors of the noise, which cost no privacy. As
+    bins are taken in whole, it is a little fewer ranks.
 
     Guarantees (`tests/analytics/test_questions.py`): one person moves the tree by what the noise
     is made for; intervals have the quantile of the clipped data in 95% of runs
@@ -139,10 +139,10 @@ class Tree:
         return int(_FAN**self.depth)
 
     def table(self, counts: Codes) -> Codes:
-        """Sum of the tables of people, of whom so many are in each of the finest bins."""
+        """Sum of the tables of people, given how many are in each of the finest bins."""
         levels = [counts.reshape(_FAN**level, -1).sum(axis=1) for level in range(1, self.depth + 1)]
-        whole = round(1 / self.noise.mechanism.step)
-        return np.concatenate(levels).astype(np.int64) * whole
+        steps = round(1 / self.noise.mechanism.step)
+        return np.concatenate(levels).astype(np.int64) * steps
 
     def answer(self, total: npt.NDArray[np.int64], levels: Sequence[float]) -> Answer:
         """Release the tree and read the quantiles from it."""

@@ -110,8 +110,8 @@ class PeopleTable(ABC):
         if top is not None:
             check_whole("top", top, least=1)
         if terms.trust != "central":
-            known = "trust must be central where keys come from the data"
-            raise ArgumentError(f"{known}, got trust={terms.trust!r}")
+            condition = "trust must be central where keys come from the data"
+            raise ArgumentError(f"{condition}, got trust={terms.trust!r}")
         rows = f"(SELECT {self._who()} AS who, {self._label(column)} AS label FROM {self.source})"
         with self.session() as engine:
             if self.person is None:

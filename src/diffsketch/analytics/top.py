@@ -133,7 +133,7 @@ def digits_of(names: npt.NDArray[Any], widths: Sequence[int]) -> list[npt.NDArra
 
 
 def name_of(digits: Sequence[int], widths: Sequence[int], *, is_text: bool) -> Any:
-    """The key that has these digits, each of so many bits."""
+    """The key that has these digits, of these widths in bits."""
     value = 0
     for digit, width in zip(digits, widths, strict=True):
         value = value << width | digit

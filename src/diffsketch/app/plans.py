@@ -196,7 +196,7 @@ def run_command(option: Option, request: PlanRequest) -> str | None:
             "rounds": request.rounds, "budget": request.target_epsilon, "delta": request.delta,
             "method": option.method.name, **settings,
         })  # fmt: skip
-    # The task has so many devices by default, and the flag can be left out.
+    # The task's own number of devices needs no flag.
     every = request.members == _TASK_DEVICES
     flags: dict[str, Any] = {
         "task": _TASK, **({} if every else {"workers": request.members}),

@@ -264,10 +264,10 @@ class GroupTransport(Transport):
             total = cells.sum(0)
             sizes.append(total[parts.length :])
             levels, limit = grid.again(total[: parts.length] + middle, rounding().words((1, 2)))
-            own = torch.cat([limit.view(1).view(torch.int32), parts.packing.pack(levels)])
+            summed = torch.cat([limit.view(1).view(torch.int32), parts.packing.pack(levels)])
             # Newer versions of PyTorch have another name for it.
             gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-            second.append(gather(gathered.view(-1), own, group=self.group, async_op=True))
+            second.append(gather(gathered.view(-1), summed, group=self.group, async_op=True))
 
         self._halfway.append(sum_part)
 
@@ -286,8 +286,8 @@ class GroupTransport(Transport):
     def round_bytes(self, method: Method) -> Traffic:
         """Bytes that a rank sends, and receives: without its own part, which stays where it is."""
         payload, frames = self._payload(method)
-        each = (payload / self.world + frames) * (self.world - 1)
-        return Traffic(each, each)
+        one_way = (payload / self.world + frames) * (self.world - 1)
+        return Traffic(one_way, one_way)
 
     def share(self, method: Method, *, framed: bool = True) -> float:
         """Share of what a ring sends for a mean in float32: nearly each number twice."""
