@@ -171,11 +171,12 @@ def count_total(pieces: Iterable[Items], cells: int, step: float) -> tuple[Codes
     """Sum the tables of bounded items, in steps, and count the items of each key."""
     total, count = np.zeros((2, cells), np.int64)
     for items in pieces:
-        count += np.bincount(items.key, minlength=cells)
-        if items.value is not None:
-            np.add.at(total, items.key, np.rint(items.value / step).astype(np.int64))
+        present = np.bincount(items.key, minlength=cells)
+        count += present
+        if items.value is None:
+            total += present * round(1 / step)
         else:
-            total = count * round(1 / step)
+            np.add.at(total, items.key, np.rint(items.value / step).astype(np.int64))
     return total, count
 
 

@@ -278,14 +278,16 @@ class RecordGradients:
             others = others * sizes.view(-1, *[1] * (others.dim() - 1))
         others[0], their_labels[0] = inputs[0], labels[0]
         again = torch.empty_like(out)
-        with torch.random.fork_rng(range(torch.cuda.device_count())):
-            torch.manual_seed(0)
-            self._compute(inputs, labels, out=out)
-            torch.manual_seed(0)
-            self._compute(others, their_labels, out=again)
-            mixes = not torch.equal(again[0], out[0])
-            torch.manual_seed(0)
-            self._compute(inputs, labels, out=again)
+
+        def compute(rows: Tensor, their: Tensor, out: Tensor) -> None:
+            with torch.random.fork_rng(range(torch.cuda.device_count())):  # the caller's goes on
+                torch.manual_seed(0)
+                self._compute(rows, their, out=out)
+
+        compute(inputs, labels, out)
+        compute(others, their_labels, again)
+        mixes = not torch.equal(again[0], out[0])
+        compute(inputs, labels, again)
         model = type(self.model).__name__
         check(
             torch.equal(again, out), "model", "remember nothing of the records it has seen", model
