@@ -22,9 +22,9 @@ from diffsketch.ddp import (
     sketch_hook,
     sketch_state,
 )
-from diffsketch.ddp.collectives import transport_of
 from diffsketch.ddp.group import GroupMean
 from diffsketch.ddp.hook import compressed
+from diffsketch.ddp.transport import transport_of
 from diffsketch.methods import Method, PlainSketch, Uncompressed
 from diffsketch.privacy import Budget
 from diffsketch.sketch import SketchKey
@@ -294,7 +294,7 @@ def failing(rank: int) -> None:
     assert_voids(backward_of(model, state, rank), text, rank=rank)
     model = DistributedDataParallel(make_model(), bucket_cap_mb=SMALL)
     state = state_of(model)
-    state.mean._round_index = 3 * rank  # as no state can bring it about
+    state.mean.round_index = 3 * rank  # as no state can bring it about
     text = "rank 0 is in round 0, rank 1 is in round 3"
     assert_fails(backward_of(model, state, rank), text)
     failed = "MismatchError: rank 1 failed to start, see the error there"

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffsketch.ddp.collectives import FRAMES_AGAIN, FRAMES_EXACT
 from diffsketch.ddp.group import GroupMean
+from diffsketch.ddp.transport import FRAMES_AGAIN, FRAMES_EXACT
 from diffsketch.logs import RoundSummary
 from diffsketch.methods import (
     DiffSketch,
@@ -156,7 +156,7 @@ def rounds_apart(rank: int) -> Tensor:
     text = f"MismatchError: all ranks must have the same round_index, but {differs}"
     assert_fails(lambda: mean.load_state_dict(state), text)
     assert mean.round_index == 0
-    other._round_index = 5 * rank  # as no state can bring it about
+    other.round_index = 5 * rank  # as no state can bring it about
     text = "all ranks must be in the same round, but rank 0 is in round 0, rank 1 is in round 5"
     assert_fails(lambda: other.mean(vector_of(rank)), text)
     text = f"{differs} from rank {rank}"

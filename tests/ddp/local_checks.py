@@ -18,7 +18,7 @@ from diffsketch.ddp import (
     own_gradients,
     same_weights,
 )
-from diffsketch.ddp.collectives import FRAMES_AGAIN
+from diffsketch.ddp.transport import FRAMES_AGAIN
 from diffsketch.methods import PlainSketch
 from diffsketch.privacy import Budget
 from tests.ddp.processes import (
@@ -189,7 +189,9 @@ def sketched(rank: int) -> None:
     assert torch.equal(common, torch.cat([weights[-1][:208], weights[-1][212:]]))  # the trained
     assert norm.running_mean[0] == rank
     dense = 4 * local._weights.dim
-    sent, received = local.bytes_per_exchange  # of two ranks, a ring would send each number once
+    sent, received = (
+        3 * count for count in local.bytes_per_step
+    )  # of two ranks, a ring would send each number once
     # Frames are more than the promise for so few weights, of which half is for cells all the same.
     assert 0.8 * dense / 16 < sent - FRAMES_AGAIN <= dense / 16
     assert sent == received
@@ -197,7 +199,6 @@ def sketched(rank: int) -> None:
         f"a step sends {sent / 3:.0f} bytes and receives {sent / 3:.0f}: "
         f"{3 * dense / sent:.3g} times less than plain DDP"
     ]
-    assert local.bytes_per_step == (sent / 3, received / 3)
     assert str(local.claim).startswith("No claim")
 
 
@@ -282,7 +283,7 @@ def apart(rank: int) -> Tensor:
         ({"compression": 16}, f"{alike}method"),
         ({"bits": 2}, f"{alike}method"),
         ({"every": 0}, "ArgumentError: every must be >= 1, got every=0"),
-        ({"method": 3}, "ArgumentError: method must be a name or a Method, got int"),
+        ({"method": 3}, "ArgumentError: method must be one of"),
         ({"group": "x"}, "ArgumentError: group must be a ProcessGroup or a StoreGroup, got str"),
     ):
         if not second and "Argument" in text:

@@ -19,8 +19,13 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from diffsketch.ddp import GroupMean, StoreGroup, all_reduce_mean, sketch_state
-from diffsketch.ddp.agreement import RankReport, RankStatus
-from diffsketch.ddp.collectives import FRAMES_AGAIN, FRAMES_EXACT, transport_of
+from diffsketch.ddp.transport import (
+    FRAMES_AGAIN,
+    FRAMES_EXACT,
+    RankReport,
+    RankStatus,
+    transport_of,
+)
 from diffsketch.methods import PlainSketch, Uncompressed
 from diffsketch.methods.gate import rounding_noise
 from diffsketch.privacy import CohortNoise, NoiseKey
@@ -77,9 +82,9 @@ def machines(mesh: DeviceMesh, rank: int) -> list[Tensor]:
         dim = local._weights.dim
         assert dim == (199 if make is replicated else (104, 95)[rank % 2])  # no rank has all shards
         if make is replicated:
-            assert (local.bytes_per_exchange.sent > 0) == (rank % 2 == 0)
+            assert (local.bytes_per_step.sent > 0) == (rank % 2 == 0)
         elif options is plain:
-            assert local.bytes_per_exchange.sent == 4 * dim + 16 + FRAMES_EXACT
+            assert local.bytes_per_step.sent == (4 * dim + 16 + FRAMES_EXACT) / 3
         state = local.state_dict()
         train(model, local, rank, range(7, 10))
         local.load_state_dict(state)

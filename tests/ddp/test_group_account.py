@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from diffsketch.ddp import GroupMean, StoreGroup, StoreMean
-from diffsketch.ddp.agreement import RankStatus, read_reports
+from diffsketch.ddp.transport import RankStatus, read_reports
 from diffsketch.errors import ArgumentError, DataError, MismatchError
 from diffsketch.methods import PlainSketch, SketchGaussian
 from diffsketch.privacy import Budget

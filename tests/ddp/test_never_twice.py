@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 from torch import Tensor
 
-from diffsketch.ddp.collectives import GroupTransport
 from diffsketch.ddp.group import GroupMean
+from diffsketch.ddp.transport import GroupTransport
 from diffsketch.errors import MismatchError
 from diffsketch.methods import Method
 from diffsketch.privacy import CohortNoise, Noise, NoiseKey

@@ -42,7 +42,7 @@ from diffsketch.ddp import (
     sketch_hook,
     sketch_state,
 )
-from diffsketch.ddp.agreement import CELLS_PER_RANK
+from diffsketch.ddp.transport import CELLS_PER_RANK
 from diffsketch.errors import DiffSketchError
 from diffsketch.privacy import Budget
 from diffsketch.privacy import noise as released_noise

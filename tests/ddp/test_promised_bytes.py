@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from diffsketch.ddp.collectives import GroupTransport
 from diffsketch.ddp.hook import compressed
+from diffsketch.ddp.transport import GroupTransport
 
 DIM = 1_049_600
 WORLDS = (2, 4, 8, 16)

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from diffsketch.ddp.agreement import (
+from diffsketch.ddp.transport import (
     LOGGER,
     Caught,
     RankReport,
@@ -28,8 +28,8 @@ from diffsketch.ddp.agreement import (
     device_of,
     digest_of,
     raise_told,
+    transport_of,
 )
-from diffsketch.ddp.collectives import transport_of
 from diffsketch.ddp.weights import check_disjoint, local_part, sharded_kinds
 from diffsketch.errors import ArgumentError, MismatchError, check, check_type
 from diffsketch.logs import OnRound, RoundSummary, announce
@@ -61,43 +61,12 @@ class Scaler(Protocol):
         """Factor that losses are multiplied by."""
 
 
-def check_group_options(
-    method: Method, claim: Claim, transport: Transport, *, trusted_group: bool,
-    scaler: Scaler | None,
-) -> None:  # fmt: skip
-    """Raise unless the claim of a round holds for what the group does with its messages.
-
-    Where the claim is proven, a gradient that is not finite counts as zeros, and no mean is ever
-    NaN. A `GradScaler` would take that for success and raise its scale without end: then all
-    gradients overflow, and the means are noise alone. So there the scale must stay what it is.
-    """
-    trust = claim.scope.trust
-    if not (isinstance(claim, NoClaim) or trust is Trust.LOCAL):
-        if not trusted_group:
-            raise ArgumentError(
-                f"trusted_group must be True for method={method.name!r}: its claim is under "
-                f"{trust} trust, and all processes see messages and sums"
-            )
-        if not transport.in_step:
-            raise ArgumentError(
-                f"method={method.name!r} must claim under local trust in a StoreGroup, got {trust} "
-                "trust: where ranks may be left out, so may the noise that others rely on"
-            )
-    enabled = getattr(scaler, "is_enabled", None)
-    if claim.noise_is_proven and callable(enabled) and enabled():
-        raise ArgumentError(
-            "scaler must not change its scale where the claim is proven, as gradients that "
-            f"overflow count as zeros there, got an enabled {type(scaler).__name__}. Use bfloat16, "
-            "or an object whose get_scale() always returns your factor of the loss"
-        )
-
-
 class GroupMean(SavedByState):
     """The mean of the vectors of all processes of a group, by a method, round after round.
 
     Each round is one all-reduce of the method's message (before the first round with cells of few
     bits there is one more, of two numbers), with two more cells for each rank
-    (`diffsketch.ddp.agreement`). All processes make the object, at the same point of their
+    (`diffsketch.ddp.transport`). All processes make the object, at the same point of their
     program, and call `mean` together.
 
     *Whom it protects.* The unit of a client's claim is a rank: all that its vector was made of. A
@@ -146,13 +115,14 @@ class GroupMean(SavedByState):
         trusted_group: Whether all processes are trusted not to look at what they sum.
         scaler: Scaler of mixed precision: vectors are divided by its scale before they are encoded
             and means multiplied by it, so that clips mean what they say. Where the claim is proven,
-            the scale has to stay what it is (`check_group_options`).
+            the scale has to stay what it is, or overflows would raise it without end.
         account_file: Path of the file with the account of this rank's party, which is made if there
             is none. Two ranks of a process group with copies of one account are refused.
 
     Attributes:
         saturated: Number of cells of this rank's last message that were beyond the limit of cells
             with few bits; None for other methods.
+        round_index: Number of rounds that were begun: the index of the next one.
         present: Whether this rank's vector was in the last mean: always, in a process group.
         group: The process group; None for that of all processes, and where ranks meet in a store.
         on_round: Set it to a function that is called, on this rank, with the `RoundSummary` of
@@ -176,7 +146,7 @@ class GroupMean(SavedByState):
         self.rank, self.world = self.transport.rank, self.transport.world
         self.group: dist.ProcessGroup | None = getattr(self.transport, "group", None)
         self._first = method  # the method of the first round: a clip may move
-        self._key, self._round_index = key, 0
+        self._key, self.round_index = key, 0
         self._feedback: ErrorFeedback | None = None
         self._account, self._in_file = Account(), account_file is not None
         self._scaler, self._first_scale = scaler, 1.0 if scaler is None else None
@@ -196,9 +166,7 @@ class GroupMean(SavedByState):
             check(cohort in (None, self.world), "cohort", needed, cohort)
             planned = method.claim_for(self.world, key.seed(0))
             check_release(method, planned, budget=budget)
-            check_group_options(
-                method, planned, self.transport, trusted_group=trusted_group, scaler=scaler
-            )
+            self._check_options(planned, trusted_group=trusted_group)
             opened = Account if account_file is None else partial(Account.open, account_file)
             self._account = opened(budget=budget, planned=planned)
             check_release(method, planned, budget=self._account.budget)  # the file may have one
@@ -217,11 +185,6 @@ class GroupMean(SavedByState):
         self._account.begin_series(self.agree(compared, failure=caught.error))
 
     @property
-    def round_index(self) -> int:
-        """Number of rounds that were begun: the index of the next one."""
-        return self._round_index
-
-    @property
     def claim(self) -> Claim:
         """The weakest claim of all rounds so far. Before the first, what is planned."""
         return self._account.claim or self._next_claim
@@ -233,7 +196,7 @@ class GroupMean(SavedByState):
 
     @property
     def _next_claim(self) -> Claim:
-        return self.method.claim_for(self.world, self._key.seed(self._round_index))
+        return self.method.claim_for(self.world, self._key.seed(self.round_index))
 
     @property
     def bytes_per_round(self) -> Traffic:
@@ -271,7 +234,7 @@ class GroupMean(SavedByState):
         another rank by the function. Call it once, on all ranks, before the next round begins, and
         leave the vector alone until then.
         """
-        index, feedback = self._round_index, self._feedback
+        index, feedback = self.round_index, self._feedback
         seed = self._key.seed(index)
         try:  # all that can fail at this rank alone
             self._check_vectors(vector, out)
@@ -287,7 +250,7 @@ class GroupMean(SavedByState):
         # Under a proof, the status would tell about the data.
         status_told = not (finite or claim.noise_is_proven)
         status = RankStatus.NOT_FINITE if status_told else RankStatus.FINE
-        self._round_index = index + 1  # whatever happens now, these hashes are used
+        self.round_index = index + 1  # whatever happens now, these hashes are used
         report, wait = self._send(message, index, seed, status, layout, scale)
 
         def finish() -> Tensor:
@@ -337,7 +300,7 @@ class GroupMean(SavedByState):
         """Log the round that was just done, and report it."""
         if self.on_round is None and not LOGGER.isEnabledFor(logging.INFO):
             return  # an epsilon takes time
-        budget, rounds = self._account.budget, self._round_index
+        budget, rounds = self._account.budget, self.round_index
         up, down = (round(rounds * count) for count in self.bytes_per_round)
         spent = self.epsilon(_DELTA if budget is None else budget.delta)
         summary = RoundSummary(rounds, bytes_up=up, bytes_down=down, epsilon=spent)
@@ -364,13 +327,13 @@ class GroupMean(SavedByState):
         self, status: RankStatus, layout: str, like: Tensor | None
     ) -> tuple[RankReport, Reports]:
         """Take part with zeros; if others did send, the round is used up."""
-        index, like = self._round_index, self._like if like is None else like
+        index, like = self.round_index, self._like if like is None else like
         self._agree_on_limit(None, like=like)
         zeros = self._zeros(device_of(self.group, like))
         report, wait = self._send(zeros, index, self._key.seed(index), status, layout)
         _, reports = wait()
         if any(told is None or told.status is not status for told in reports.values()):
-            self._round_index = index + 1
+            self.round_index = index + 1
         return report, reports
 
     def _zeros(self, device: torch.device) -> Tensor:
@@ -393,7 +356,7 @@ class GroupMean(SavedByState):
         see `account_file`.
         """
         state: dict[str, Any] = {
-            "settings": self._settings(), "round_index": self._round_index,
+            "settings": self._settings(), "round_index": self.round_index,
             "clip": self.method.round_clip or 0.0, "limit_agreed": self._limit_agreed,
             "account": self._account.to_text(),
         }  # fmt: skip
@@ -442,7 +405,7 @@ class GroupMean(SavedByState):
                 self._account.merge(account)
             compared = {"round_index": str(int(state["round_index"]))}
         self.agree(compared, failure=caught.error, doing="load its state")
-        self._round_index = int(state["round_index"])
+        self.round_index = int(state["round_index"])
         self.method = self._first.at_clip(state["clip"]) if state["clip"] else self._first
         self._limit_agreed = bool(state["limit_agreed"]) or not self._wants_limit
         self._limit_round = -1
@@ -456,6 +419,33 @@ class GroupMean(SavedByState):
         memory, shape = state.get("memory"), (self.method.dim,)
         if memory is not None and tuple(memory.shape) != shape:
             raise MismatchError(f"memory must have the shape {shape}, got {tuple(memory.shape)}")
+
+    def _check_options(self, claim: Claim, *, trusted_group: bool) -> None:
+        """Raise unless the claim of a round holds for what the group does with its messages.
+
+        Where the claim is proven, a gradient that is not finite counts as zeros, and no mean is
+        ever NaN. A `GradScaler` would take that for success and raise its scale without end: then
+        all gradients overflow, and the means are noise alone. So there the scale must stay.
+        """
+        trust, name = claim.scope.trust, self.method.name
+        if not (isinstance(claim, NoClaim) or trust is Trust.LOCAL):
+            if not trusted_group:
+                raise ArgumentError(
+                    f"trusted_group must be True for method={name!r}: its claim is under {trust} "
+                    "trust, and all processes see messages and sums"
+                )
+            if not self.transport.in_step:
+                raise ArgumentError(
+                    f"method={name!r} must claim under local trust in a StoreGroup, got {trust} "
+                    "trust: where ranks may be left out, so may the noise that others rely on"
+                )
+        enabled = getattr(self._scaler, "is_enabled", None)
+        if claim.noise_is_proven and callable(enabled) and enabled():
+            raise ArgumentError(
+                "scaler must not change its scale where the claim is proven, as gradients that "
+                f"overflow count as zeros there, got an enabled {type(self._scaler).__name__}. Use "
+                "bfloat16, or an object whose get_scale() always returns your factor of the loss"
+            )
 
     def _check_vectors(self, vector: Tensor, out: Tensor | None) -> None:
         if not isinstance(vector, Tensor) or vector.dtype not in (torch.float32, torch.float64):
@@ -496,7 +486,7 @@ class GroupMean(SavedByState):
         A rank that fails has no vector, and one whose vector is zero or not finite has no say; if
         no rank has, the next round tries again.
         """
-        method, index = self.method, self._round_index
+        method, index = self.method, self.round_index
         if self._limit_agreed or self._limit_round == index:  # or a rank fails after it has tried
             return
         assert isinstance(method, RoundedTables)  # noqa: S101 (for the type checker)
@@ -518,7 +508,7 @@ class GroupMean(SavedByState):
 
         Zeros for a vector that is not finite: with their noise where the claim is proven.
         """
-        method, index, self.saturated = self.method, self._round_index, None
+        method, index, self.saturated = self.method, self.round_index, None
         noise_of: Callable[[Sequence[int]], Noise] | None = None
         if isinstance(claim, NoClaim):
 

@@ -4,6 +4,7 @@
 
 import warnings
 import weakref
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,9 +16,17 @@ from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from diffsketch.ddp.agreement import LOGGER, Caught, SavedByState, Traffic, Transport, log_bytes
-from diffsketch.ddp.collectives import fail_together, transport_of
 from diffsketch.ddp.group import GroupMean, Scaler, all_reduce_mean
+from diffsketch.ddp.transport import (
+    LOGGER,
+    Caught,
+    SavedByState,
+    Traffic,
+    Transport,
+    fail_together,
+    log_bytes,
+    transport_of,
+)
 from diffsketch.ddp.weights import check_floating, named_digest, sharded_kinds, trained
 from diffsketch.errors import ArgumentError, MismatchError, check_between, check_whole
 from diffsketch.methods.base import Method, build_method, settings_of
@@ -516,13 +525,9 @@ def compressed(
     def sized(cols: int) -> Method:
         return build_method(name, dim=dim, cohort=to.world, settings={**settings, "cols": cols})
 
+    def too_many(cols: int) -> bool:
+        method = sized(cols)
+        return compression * min(to.share(method), 2 * to.share(method, framed=False)) > 1
+
     # By bisection: what a cell costs depends on all of them. A single column is always allowed.
-    fits, over = 1, dim + 1
-    while over - fits > 1:
-        middle = (fits + over) // 2
-        method = sized(middle)
-        if compression * min(to.share(method), 2 * to.share(method, framed=False)) <= 1:
-            fits = middle
-        else:
-            over = middle
-    return sized(fits)
+    return sized(1 + bisect_left(range(2, dim + 1), True, key=too_many))

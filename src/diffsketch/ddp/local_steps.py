@@ -26,20 +26,22 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from diffsketch.ddp.agreement import (
+from diffsketch.ddp.group import GroupMean
+from diffsketch.ddp.hook import check_wrapping, keeps_own_gradients, key_from, method_from
+from diffsketch.ddp.store import RunOver, StoreGroup, StoreMean
+from diffsketch.ddp.transport import (
     LOGGER,
     Caught,
+    GroupTransport,
     SavedByState,
     Traffic,
     Transport,
     check_state,
     device_of,
+    fail_together,
     log_bytes,
+    transport_of,
 )
-from diffsketch.ddp.collectives import GroupTransport, fail_together, transport_of
-from diffsketch.ddp.group import GroupMean
-from diffsketch.ddp.hook import check_wrapping, keeps_own_gradients, key_from, method_from
-from diffsketch.ddp.store import RunOver, StoreGroup, StoreMean
 from diffsketch.ddp.weights import (
     CommonWeights,
     LocalWeights,
@@ -108,7 +110,7 @@ class LocalSteps(SavedByState):
 
     *Bytes.* An exchange sends and receives a `compression`-th of what a ring sends for a mean of
     the weights in float32: against gradients in every step, 15 steps and a compression of 32 are
-    480 times less, both ways, at any number of ranks (`bytes_per_exchange`, `bytes_per_step`).
+    480 times less, both ways, at any number of ranks (`bytes_per_step`).
 
     *Machines of several ranks.* The model may be in `DistributedDataParallel` over the ranks of a
     machine (`process_group=`): then the first of them exchanges, and tells the others. Or it may
@@ -206,9 +208,6 @@ class LocalSteps(SavedByState):
         with Caught() as caught:
             transport = transport_of(group)
             self._in_step = transport.in_step
-            if not isinstance(method, str | Method):
-                kind = type(method).__name__
-                raise ArgumentError(f"method must be a name or a Method, got {kind}")
             if error_feedback is None:
                 error_feedback = "sketch" in (method, getattr(method, "name", None))
             self._weights = LocalWeights(model, alone=keeps_own_gradients(model))
@@ -271,19 +270,14 @@ class LocalSteps(SavedByState):
             log_bytes(self.bytes_per_step, every * sum(dims) / sum(shares))
 
     @property
-    def bytes_per_exchange(self) -> Traffic:
-        """Bytes that this rank sends and receives to exchange all weights, every `every` steps.
+    def bytes_per_step(self) -> Traffic:
+        """Bytes that this rank sends and receives, for each step of its optimizer.
 
         0 where another rank of the machine sends.
         """
         rounds = [mean.bytes_per_round for mean in self.means]
-        return Traffic(sum(traffic.sent for traffic in rounds),
-                       sum(traffic.received for traffic in rounds))  # fmt: skip
-
-    @property
-    def bytes_per_step(self) -> Traffic:
-        """Bytes that this rank sends and receives, for each step of its optimizer."""
-        return Traffic(*(total / self._every for total in self.bytes_per_exchange))
+        return Traffic(sum(traffic.sent for traffic in rounds) / self._every,
+                       sum(traffic.received for traffic in rounds) / self._every)  # fmt: skip
 
     @property
     def means(self) -> list[GroupMean]:
@@ -360,15 +354,17 @@ class LocalSteps(SavedByState):
             with model.no_sync() if keeps_own_gradients(model) else nullcontext():
                 yield
         except Exception as error:
-            steps_to = {(fragment.offset - self.steps - 1) % self._every: fragment.mean
-                        for fragment in self._fragments}  # fmt: skip
-            coming = steps_to[min(steps_to)]
+            coming = min(self._fragments, key=self._steps_to).mean
             if coming is None:  # another rank of the silo sends
                 raise
             if not coming.proven:
                 coming.fail(error)
             LOGGER.exception("step %d counts with the weights as they are", self.steps + 1)
         self.step()
+
+    def _steps_to(self, fragment: _Fragment) -> int:
+        """Steps from the next one to the one in which a fragment is sent."""
+        return (fragment.offset - self.steps - 1) % self._every
 
     def finish(self) -> None:
         """Exchange all weights now, so that all ranks have the same. They call it together.

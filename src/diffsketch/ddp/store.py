@@ -27,7 +27,8 @@ import torch
 from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from diffsketch.ddp.agreement import (
+from diffsketch.ddp.group import GroupMean
+from diffsketch.ddp.transport import (
     RankReport,
     RankStatus,
     Reports,
@@ -36,7 +37,6 @@ from diffsketch.ddp.agreement import (
     check_settings,
     digest_of,
 )
-from diffsketch.ddp.group import GroupMean
 from diffsketch.errors import MismatchError, check, check_positive, check_type, check_whole
 from diffsketch.methods.base import Method
 from diffsketch.privacy.noise import Noise
@@ -290,15 +290,13 @@ class StoreGroup(Transport):
             if read.count != len(reports):
                 raise WireError(f"the sum is of {read.count} messages, and not of {len(reports)}")
             return read.cells
-        cells = []
-        for rank in sorted(reports):  # in this order everywhere: sums are rounded
-            data = self.store.get(f"{index}/cells/{rank}")
-            read = Message.from_agreed(data, method.message_format, sender=rank, **about)
-            cells.append(read.cells)
-        total = cells[0].clone()
-        for message in cells[1:]:
-            total += message
-        total = method.reduced(total)
+        first, *others = (
+            Message.from_agreed(
+                self.store.get(f"{index}/cells/{rank}"), method.message_format, sender=rank, **about
+            ).cells
+            for rank in sorted(reports)  # in this order everywhere: sums are rounded
+        )
+        total = method.reduced(sum(others, start=first))
         # The wire has no infinite numbers: then each rank makes the sum, and finds it not finite.
         if not total.is_floating_point() or bool(torch.isfinite(total).all()):
             published = Message(method.total_format, total, sender=SERVER, count=len(reports),
@@ -350,7 +348,7 @@ class StoreMean(GroupMean):
     @property
     def awaited(self) -> bool:
         """Whether another rank has sent its message of the next round, or that is decided."""
-        index, store = self._round_index, self.store
+        index, store = self.round_index, self.store
         others = set(store.with_key(f"{index}/report")) - {self.rank}
         return bool(others) or store.has(f"{index}/present")
 
@@ -369,7 +367,7 @@ class StoreMean(GroupMean):
             MismatchError: The store has forgotten that round.
         """
         while True:
-            index, store = self._round_index, self.store
+            index, store = self.round_index, self.store
             decided = store.rounds_decided
             if not store.has(f"{index}/present"):
                 if index < decided:
@@ -384,7 +382,7 @@ class StoreMean(GroupMean):
                 self.over = True
                 return None
             self._agree_on_limit(None)  # as the others did before the first round
-            self._round_index, self.present = index + 1, False
+            self.round_index, self.present = index + 1, False
             statuses = [report and report.status for report in reports.values()]
             if RankStatus.FAILED in statuses:
                 continue  # void: nobody has used it
@@ -404,7 +402,7 @@ class StoreMean(GroupMean):
         store.store.set(f"finished/{self.rank}", "")
 
         def changed() -> bool:
-            return store.has(f"{self._round_index}/present") or store.closes(self._round_index)
+            return store.has(f"{self.round_index}/present") or store.closes(self.round_index)
 
         while not self.over:
             if (mean := self.missed()) is not None:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from diffsketch.ddp.agreement import digest_of
+from diffsketch.ddp.transport import digest_of
 from diffsketch.errors import ArgumentError, MismatchError, check
 from diffsketch.sketch.kernels import new_result
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from diffsketch.ddp.agreement import (
+from diffsketch.ddp.transport import (
     RankReport,
     RankStatus,
     check_reports,
