@@ -240,13 +240,13 @@ def test_arguments_are_checked() -> None:
         sketch_mod("sketch")  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="importance must"):
         sketch_mod(SKETCH, importance=0.0)
-    with pytest.raises(ArgumentError, match="settings must be of"):
+    with pytest.raises(ArgumentError, match="method sketch has no setting clip"):
         FlowerPlan("sketch", {"clip": 1.0})
     with pytest.raises(ArgumentError, match="did you mean rows"):
         FlowerPlan("sketch", {"row": 2, "cols": 8})
     with pytest.raises(ArgumentError, match="settings must be a mapping from names"):
         FlowerPlan("sketch", ["rows"])  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="settings must have cols for method='sketch'"):
+    with pytest.raises(ArgumentError, match="method sketch needs cols"):
         FlowerPlan("sketch", {"rows": 2})
     with pytest.raises(ArgumentError, match="cohort must be 2 or more for distributed trust"):
         FlowerPlan("gaussian", {"clip": 1.0, "noise_multiplier": 1.0, "trust": "distributed"}, 1)

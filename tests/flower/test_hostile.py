@@ -318,7 +318,7 @@ def test_without_a_key_a_draw_of_fingerprints_is_nobodys() -> None:
         node: _wire(round_index=0, fingerprint=bytes([node]) * 8, sender=node) for node in (1, 2)
     }
     claim, nodes, grid = method.claim_for(2, KEY.seed(0)), (1, 2), net.network_of(PLAN)
-    current = Round(PLAN, method, claim, 0, None, nodes, grid, 9.0, bytes(16))
+    current = Round(PLAN, method, claim, 0, None, grid, 9.0, bytes(16), nodes)
     plain_sum(current, {node: Reply(bytes(16), "", 0, message=parts[node]) for node in nodes})
     assert current.total is None
     assert set(current.refused) == {1, 2}

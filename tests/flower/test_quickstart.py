@@ -24,6 +24,7 @@ from flwr.simulation import run_simulation
 
 from diffsketch.errors import ArgumentError
 from diffsketch.flower import FlowerPlan, SketchStrategy, find_sketch_key, sketch_mod
+from diffsketch.flower.keys import NodeKeys
 from diffsketch.logs import RoundSummary
 from diffsketch.methods.feedback import ErrorFeedback
 from diffsketch.sketch import SketchKey
@@ -164,10 +165,10 @@ def test_somebody_elses_simulation_lends_no_key(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     path = tmp_path / "diffsketch-simulation-5.key"
     path.write_text(KEY.secret.hex())
-    assert find_sketch_key(run_id=5) == KEY
-    assert find_sketch_key(run_id=6) is None
+    assert NodeKeys(run_id=5).sketch == KEY
+    assert NodeKeys(run_id=6).sketch is None
     monkeypatch.setattr("os.getuid", lambda: path.stat().st_uid + 1)
-    assert find_sketch_key(run_id=5) is None
+    assert NodeKeys(run_id=5).sketch is None
 
 
 def uneven(plan: FlowerPlan | None, **options: Any) -> Network:

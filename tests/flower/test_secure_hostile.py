@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 
 from diffsketch.errors import ArgumentError
 from diffsketch.flower import FlowerPlan, SecureAggregation, SecureClientAggregation
-from diffsketch.flower.plan import ClientContext
 from diffsketch.flower.records import PROTOCOL, SUM_RECORD, Refusal, SumReply, SumRequest, digest_of
+from diffsketch.flower.secure_client import ClientContext
 from diffsketch.privacy import Budget
 from diffsketch.secure_sum import Params, SecureSumClient, SecureSumServer, invite
 from diffsketch.secure_sum.messages import ENCRYPTED_BYTES, ENVELOPE_BYTES, Presence, _checksum

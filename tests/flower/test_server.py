@@ -196,8 +196,7 @@ def test_bytes_are_counted_and_shrink() -> None:
     plan = FlowerPlan("sketch", {"rows": 1, "cols": 4})
     strategy = net.started(plan, net.network_of(plan), 2)
     first, second = strategy.reports
-    assert first.message_bytes == 3 * plan.build(DIM).message_format.full_bytes
-    assert first.bytes_up > first.message_bytes
+    assert first.bytes_up > 3 * plan.build(DIM).message_format.full_bytes
     assert second.bytes_down < first.bytes_down
 
 

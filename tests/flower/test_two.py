@@ -20,7 +20,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from diffsketch.errors import ArgumentError
 from diffsketch.flower import FlowerPlan, SecureClientAggregation, SketchStrategy, TwoAggregators
-from diffsketch.flower.plan import find_helper, member_number
+from diffsketch.flower.keys import NodeKeys, member_number
 from diffsketch.flower.records import SUM_RECORD, SumRequest, digest_of
 from diffsketch.privacy import Trust
 from diffsketch.secure_sum import KeyPair, OneShotClient, OneShotLeader
@@ -364,7 +364,7 @@ def test_clients_refuse_without_the_helpers_key_or_an_identity(
         secret = {"HELPER": PUBLIC, "IDENTITY": hashlib.sha256(b"identity 2").digest()}[name]
         where.write_text(secret.hex())
         monkeypatch.setenv(f"DIFFSKETCH_{name}_FILE", str(where))
-    assert find_helper() == PUBLIC
+    assert NodeKeys().helper == PUBLIC
     network = joined(files)
     network.join(2, PLAN, key=KEY)
     strategy, arrays = run(network, aggregation=None)
@@ -481,7 +481,7 @@ def test_a_simulation_has_a_helper_of_its_own() -> None:
     assert [report.present for report in strategy.reports] == [NODES] * 2
     assert strategy.totals
     # Nothing of it is left.
-    assert find_helper(run_id=7) is None
+    assert NodeKeys(run_id=7).helper is None
 
 
 def test_bytes_of_a_client_do_not_depend_on_the_others(files: dict[str, str]) -> None:

@@ -9,11 +9,12 @@ Two lines in any app of Flower's Message API (flwr >= 1.41):
 try:
     from diffsketch.flower.aggregation import RoundReport
     from diffsketch.flower.client import SiloReply, sketch_mod
-    from diffsketch.flower.plan import FlowerPlan, find_sketch_key
+    from diffsketch.flower.keys import find_sketch_key
+    from diffsketch.flower.plan import FlowerPlan
     from diffsketch.flower.records import replay_totals
-    from diffsketch.flower.secure import SecureAggregation, SecureClientAggregation
+    from diffsketch.flower.secure_client import SecureClientAggregation
+    from diffsketch.flower.secure_server import SecureAggregation, TwoAggregators
     from diffsketch.flower.server import SketchStrategy
-    from diffsketch.flower.two import TwoAggregators
 except ModuleNotFoundError as error:
     if str(error.name).partition(".")[0] != "flwr":
         raise
@@ -24,14 +25,6 @@ except ModuleNotFoundError as error:
     ) from None
 
 __all__ = [
-    "FlowerPlan",
-    "RoundReport",
-    "SecureAggregation",
-    "SecureClientAggregation",
-    "SiloReply",
-    "SketchStrategy",
-    "TwoAggregators",
-    "find_sketch_key",
-    "replay_totals",
-    "sketch_mod",
-]
+    "FlowerPlan", "RoundReport", "SecureAggregation", "SecureClientAggregation", "SiloReply",
+    "SketchStrategy", "TwoAggregators", "find_sketch_key", "replay_totals", "sketch_mod",
+]  # fmt: skip

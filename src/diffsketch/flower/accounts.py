@@ -171,7 +171,7 @@ class ClientRegistry:
     def over_budget(self, claim: Claim) -> frozenset[int]:
         """Nodes of the round whose clients, by now known by name, cannot pay this claim."""
         nodes = () if self._pending is None else self._pending[1]
-        payers = self._payers(nodes)
+        payers = Counter(map(self._name, nodes))
         poor = {name for name, count in payers.items() if self._shortfall(name, claim, count)}
         return frozenset(node for node in nodes if self._name(node) in poor)
 
@@ -247,10 +247,6 @@ class ClientRegistry:
         member = self._members.get(node)
         return f"member {member}" if member else f"node {node}"
 
-    def _payers(self, nodes: Iterable[int]) -> Counter[str]:
-        """Names of those who pay for these nodes, and for how many."""
-        return Counter(map(self._name, nodes))
-
     def _account(self, name: str) -> Account:
         """Account of a client or node by its name; a new one if there is none."""
         if name not in self._accounts:
@@ -270,7 +266,7 @@ class ClientRegistry:
     def _after(self, claim: Claim, nodes: Iterable[int]) -> dict[str, Account]:
         """Accounts after a round whose messages were requested, whatever the budget is."""
         accounts = dict(self._accounts)
-        for name, count in self._payers(nodes).items():
+        for name, count in Counter(map(self._name, nodes)).items():
             accounts[name] = paid = self._account(name).twin()
             try:
                 paid.charge(claim, count)

@@ -97,7 +97,6 @@ class RoundReport:
         silent: Nodes that did not answer in time.
         bytes_down: Bytes sent to the nodes, as Flower serialises them.
         bytes_up: Bytes that came back, of whatever kind.
-        message_bytes: Bytes of the methods' messages in `bytes_up`.
         claim: The round's guarantee for those who were selected; None if no message was requested.
         epsilon: Cost of all rounds so far for the client who paid most.
         void: Why the model did not change; empty if it did.
@@ -110,7 +109,6 @@ class RoundReport:
     silent: tuple[int, ...] = ()
     bytes_down: int = 0
     bytes_up: int = 0
-    message_bytes: int = 0
     claim: Claim | None = None
     epsilon: Epsilon | None = None
     void: str = ""
@@ -132,13 +130,13 @@ class Round:
 
     plan: FlowerPlan
     method: Method  # the plan's, for the model's length
-    claim: Claim  # that was planned
+    claim: Claim  # that is planned
     round_index: int
     fingerprint: bytes | None  # of the round's hashes; None if the server has no key
-    nodes: tuple[int, ...]  # that a message is requested of
     grid: Grid
     timeout: float
     nonce: bytes  # sixteen random bytes, which a reply has to repeat
+    nodes: tuple[int, ...] = ()  # that a message is requested of
     weight: str = ""  # name of the metric that clients count by; empty if they count alike
     limit: float = math.inf  # of a message's norm, besides the method's own for honest ones
     usual: UsualSize | None = None  # of messages' norms, where these may bound each other
@@ -249,7 +247,6 @@ class Round:
             refused={**self.left, **self.refused},
             silent=() if claim is None else tuple(silent),
             bytes_down=self.bytes_down, bytes_up=self.bytes_up,
-            message_bytes=sum(len(reply.message) for reply in self.replies.values()),
             claim=claim, epsilon=epsilon, void=self.void,
         )  # fmt: skip
 

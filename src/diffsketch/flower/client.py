@@ -28,15 +28,10 @@ from torch import Tensor
 from diffsketch.errors import ArgumentError, MismatchError, check, check_positive
 from diffsketch.flower import records
 from diffsketch.flower.accounts import open_account, refusing, sign_statement
-from diffsketch.flower.plan import (
-    CLOSED_DOOR,
-    ClientContext,
-    FlowerPlan,
-    find_client_key,
-    find_sketch_key,
-)
+from diffsketch.flower.keys import NodeKeys
+from diffsketch.flower.plan import CLOSED_DOOR, FlowerPlan
 from diffsketch.flower.records import NO_MODEL, RECORD, SUM_RECORD, Refusal, Reply, Request
-from diffsketch.flower.secure import SecureClientAggregation
+from diffsketch.flower.secure_client import ClientContext, SecureClientAggregation
 from diffsketch.methods import Method
 from diffsketch.methods.feedback import ErrorFeedback
 from diffsketch.methods.gate import release
@@ -176,12 +171,12 @@ class sketch_mod:  # noqa: N801 - written like Flower's own mods, which are func
     Args:
         plan: The method; or a function that makes it from the context, for settings in the run's
             configuration. (Those come from the server: then the client agrees to any.)
-        key: The clients' common key; else it is looked up (`find_sketch_key`).
+        key: The clients' common key; else it is looked up (`NodeKeys`).
         budget: Most that this client may spend. Only proven claims can be within one. Without an
             account file, nor a server that keeps its record from run to run, it is for one run.
         account_file: File of the account, which keeps it over restarts; else `diffsketch-account`
             of the node's configuration. Without one, or if it is lost, there is the SuperNode's
-            memory and what the server keeps, if there is a client's key (`find_client_key`).
+            memory and what the server keeps, if there is a client's key.
         importance: Factor of the vector before it is encoded, for means in which clients count
             differently. It must not depend on the data.
         trusted_server: Whether the server is trusted not to look at single messages where a claim
@@ -193,8 +188,6 @@ class sketch_mod:  # noqa: N801 - written like Flower's own mods, which are func
             among them. The strategy has the same.
         error_feedback: Keep what messages cannot carry, and send it later (`ErrorFeedback`), while
             the SuperNode runs. For `sketch`, `sketch-gaussian` and `sketch-skellam`.
-        immediate: With error feedback, the share of a vector that is sent at once; by a rule if
-            not given.
 
     Raises:
         ArgumentError: An argument is of another type.
@@ -210,7 +203,6 @@ class sketch_mod:  # noqa: N801 - written like Flower's own mods, which are func
     aggregation: SecureClientAggregation | None = None
     keep_local: Collection[str] = ()
     error_feedback: bool = False
-    immediate: float | None = None
 
     def __post_init__(self) -> None:
         usable = isinstance(self.plan, FlowerPlan) or callable(self.plan)
@@ -249,14 +241,14 @@ class _Session:
     def __init__(self, message: Message, context: Context, options: sketch_mod) -> None:
         self._message, self._context, self._options = message, context, options
         self.plan = options.plan if isinstance(options.plan, FlowerPlan) else options.plan(context)
-        config = context.node_config
-        key = options.key or find_sketch_key(config, run_id=context.run_id)
+        keys = NodeKeys(context.node_config, context.run_id)
+        key = options.key or keys.sketch
         self._client = ClientContext(context, self.plan, key, message.metadata.dst_node_id)
         self._aggregation = options.aggregation
         if self._aggregation is None and self.plan.secure_sum:
             self._aggregation = SecureClientAggregation()
-        self._member = str(config.get("partition-id", context.node_id))
-        self._client_key = find_client_key(config)
+        self._member = str(context.node_config.get("partition-id", context.node_id))
+        self._client_key = keys.client
         self._memory = ClientMemory(b"")  # until the request is found to be of the client's plan
 
     def answer(self, call_next: ClientAppCallable, train: bool) -> Message:
@@ -505,7 +497,7 @@ class _Session:
     def _feedback(self, claim: Claim) -> ErrorFeedback:
         """Restore the memory of what was not sent, with the last round's if that does not count."""
         try:
-            feedback = ErrorFeedback(self._method, claim, immediate=self._options.immediate)
+            feedback = ErrorFeedback(self._method, claim)
         except ArgumentError as error:
             raise Refusal("feedback", str(error)) from error
         # A server may send a model of another length, for which nothing can be left over.

@@ -1,39 +1,28 @@
-"""The agreement of server and clients before a run: method, settings, cohort, keys."""
+"""The agreement of server and clients before a run: method, settings, cohort."""
 
 from __future__ import annotations
 
-import hashlib
 import math
-import os
-import tempfile
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from flwr.app import Context
 from torch import Tensor
 
 from diffsketch.errors import (
     ArgumentError,
-    DataError,
     check,
     check_positive,
     check_whole,
-    did_you_mean,
 )
-from diffsketch.flower.records import Refusal
 from diffsketch.methods import METHODS, Method, PlainSketch, Uncompressed, build_method
-from diffsketch.methods.base import parse_settings, settings_of
+from diffsketch.methods.base import check_setting_names, parse_settings
 from diffsketch.methods.client_noise import ClientNoise
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.claim import Claim, OpenClaim, ProvenClaim, Trust
-from diffsketch.privacy.mechanisms.integer import SkellamMechanism
-from diffsketch.secure_sum import KeyPair, OneShotParams, SigningIdentity, default_threshold
-from diffsketch.sketch import SketchKey
+from diffsketch.secure_sum import OneShotParams, default_threshold
 from diffsketch.sketch.hashing import HashSeed
 from diffsketch.wire import MessageFormat
 
@@ -46,10 +35,6 @@ CLOSED_DOOR = (
     "a reply would leave without noise, and the plan is private. Measure on public data at the "
     "server (evaluate_fn), or give FlowerPlan(metrics=...), which releases means with noise; "
     "FlowerPlan(open_doors=('{}',)) opens the door, and then the claim is not proven"
-)
-MAKE_A_KEY = (
-    "`diffsketch key sketch.key` makes one; then set DIFFSKETCH_KEY_FILE=/path/of/sketch.key for "
-    "every SuperNode, and for the SuperLink if the server is to have the model"
 )
 
 
@@ -121,14 +106,7 @@ class FlowerPlan:
         named = isinstance(self.settings, Mapping)
         check(named, "settings", "be a mapping from names to values", self.settings)
         object.__setattr__(self, "settings", dict(self.settings))
-        names = settings_of(self.method)
-        unknown = [name for name in self.settings if name not in names]
-        hint = did_you_mean(str(unknown[0]), names) if unknown else ""
-        known = f"be of {', '.join(names) or 'nothing'}{f' ({hint})' if hint else ''}"
-        check(not unknown, "settings", known, unknown)
-        missing = [name for name, must in names.items() if must and name not in self.settings]
-        needed = f"have {', '.join(missing)} for method={self.method!r}"
-        check(not missing, "settings", needed, self.settings)
+        check_setting_names(self.method, self.settings)
         check_whole("cohort", self.cohort, least=1)
         trust = self.settings.get("trust", getattr(METHODS[self.method], "trust", None))
         alone = trust == Trust.DISTRIBUTED and self.cohort == 1
@@ -206,7 +184,7 @@ class FlowerPlan:
             return None
         settings = {"clip": math.sqrt(count), "noise_multiplier": self.metric_noise}
         settings |= {n: self.settings[n] for n in ("trust", "relation") if n in self.settings}
-        name = "skellam" if kind.law is SkellamMechanism else "gaussian"
+        name = "skellam" if kind.law.adds_up else "gaussian"
         return build_method(name, dim=count, cohort=self.cohort, settings=settings)
 
     def scaled_metrics(self, reported: Mapping[str, object]) -> Tensor:
@@ -328,151 +306,3 @@ class FlowerPlan:
     def _least(self, members: int) -> int:
         """Lowest threshold that withstands a server with its accomplices."""
         return (members + self.corrupt) // 2 + 1
-
-
-@dataclass(frozen=True, eq=False)
-class ClientContext:
-    """A client that answers a message: Flower's context, whose state is kept, and its own plan."""
-
-    context: Context
-    plan: FlowerPlan
-    key: SketchKey | None
-    node: int
-
-    def require_key(self) -> SketchKey:
-        """Return the key; raise a `Refusal` if there is none."""
-        if self.key is None:
-            raise Refusal("key", f"this client has no key: {MAKE_A_KEY}")
-        return self.key
-
-    def check_plan(self, wanted: str, dim: int, keep_local: Collection[str] = ()) -> None:
-        """Raise a `Refusal` if the server's plan is another one than the client's."""
-        plan = self.plan.describe(dim, keep_local)
-        if plan != wanted:
-            raise Refusal("plan", f"the server's plan is another one: {wanted}, not {plan}")
-
-
-def member_number(public: bytes) -> int:
-    """A member's number in a secure sum, from its public key. Ids of nodes are the server's."""
-    digest = hashlib.blake2b(public, digest_size=8, person=b"ds-flwr-sum").digest()
-    return int.from_bytes(digest, "little") >> 1
-
-
-def numbered(identities: Iterable[bytes]) -> dict[int, bytes]:
-    """Public keys by their members' numbers."""
-    return {member_number(public): public for public in identities}
-
-
-def find_sketch_key(
-    node_config: Mapping[str, object] | None = None, *, run_id: int | None = None
-) -> SketchKey | None:
-    """Find the key that all clients share, if there is one.
-
-    Like the other keys it is in a file that the node's configuration names (here
-    `diffsketch-key-file`) or the environment (`DIFFSKETCH_KEY_FILE`), or in the environment itself
-    (`DIFFSKETCH_KEY`), as 64 hexadecimal digits: `diffsketch key` makes one. Else, for a client
-    that says its run, it is the one that a simulation on this machine has made (`simulation_key`).
-    """
-    secret = _find("DIFFSKETCH_KEY", node_config) or _lent(run_id, 0)
-    return SketchKey(secret) if secret else None
-
-
-@contextmanager
-def simulation_keys(run_id: int, key: bytes | None, helper: bytes | None) -> Iterator[None]:
-    """Lend keys to the clients of a simulation, by a file that only this user can read.
-
-    The clients' common key, and the public key of the helper, if there is one.
-    """
-    path = _simulation_file(run_id)
-    try:
-        with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
-            file.write(" ".join(secret.hex() if secret else "-" for secret in (key, helper)))
-    except OSError as error:
-        raise DataError(f"the simulation's key cannot be written: {error}; {MAKE_A_KEY}") from error
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)
-
-
-def _lent(run_id: int | None, place: int) -> bytes | None:
-    """One of the keys that the simulation of a run has lent; None if there is none."""
-    path = _simulation_file(run_id or 0)
-    # Somebody else's file at this public place would be a key that somebody else knows.
-    ours = path.exists() and (not hasattr(os, "getuid") or path.stat().st_uid == os.getuid())
-    key = _read(path).split()[place] if ours and run_id is not None else "-"
-    return None if key == "-" else _decoded(key, str(path))
-
-
-def _simulation_file(run_id: int) -> Path:
-    return Path(tempfile.gettempdir()) / f"diffsketch-simulation-{run_id}.key"
-
-
-def find_client_key(node_config: Mapping[str, object] | None = None) -> bytes | None:
-    """Find the client's own key: `diffsketch-client-key-file` or `DIFFSKETCH_CLIENT_KEY`."""
-    return _find("DIFFSKETCH_CLIENT_KEY", node_config)
-
-
-def find_identity(node_config: Mapping[str, object] | None = None) -> SigningIdentity | None:
-    """Find the client's identity: `diffsketch-identity-file` or `DIFFSKETCH_IDENTITY`."""
-    secret = _find("DIFFSKETCH_IDENTITY", node_config)
-    return SigningIdentity(secret) if secret else None
-
-
-def find_identities(node_config: Mapping[str, object] | None = None) -> list[bytes] | None:
-    """Find the public keys of all who may be members of secure sums, one in a line of a file.
-
-    `diffsketch-identities-file` of the node's configuration, or `DIFFSKETCH_IDENTITIES_FILE`.
-    """
-    path = _find_file("DIFFSKETCH_IDENTITIES", node_config)
-    return [_decoded(line, path) for line in _read(path).split()] if path else None
-
-
-def find_helper(
-    node_config: Mapping[str, object] | None = None, *, run_id: int | None = None
-) -> bytes | None:
-    """Find the public key of the helper of two aggregators, which its operator hands out.
-
-    `diffsketch-helper-file` or `DIFFSKETCH_HELPER`; or that of a simulation on this machine.
-    """
-    return _find("DIFFSKETCH_HELPER", node_config) or _lent(run_id, 1)
-
-
-def find_helper_secret(node_config: Mapping[str, object] | None = None) -> KeyPair | None:
-    """Find the helper's own key, which makes a node the helper.
-
-    `diffsketch-helper-secret-file` or `DIFFSKETCH_HELPER_SECRET`.
-    """
-    secret = _find("DIFFSKETCH_HELPER_SECRET", node_config)
-    return KeyPair(secret) if secret else None
-
-
-def _find(name: str, node_config: Mapping[str, object] | None) -> bytes | None:
-    """Decode a key in a file, or else in the environment; None if there is neither."""
-    path = _find_file(name, node_config)
-    text = _read(path) if path else os.environ.get(name, "").strip()
-    return _decoded(text, path or name) if path or text else None
-
-
-def _find_file(name: str, node_config: Mapping[str, object] | None) -> str:
-    """Path that the node's configuration names, or else the environment; empty if neither does."""
-    entry = name.lower().replace("_", "-") + "-file"
-    return str((node_config or {}).get(entry) or os.environ.get(f"{name}_FILE", ""))
-
-
-def _read(path: str | Path) -> str:
-    try:
-        return Path(path).read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"the key file {path} must be readable text: {error}") from error
-
-
-def _decoded(text: str, where: str) -> bytes:
-    """Decode 32 bytes. The error never says what it found: it may be a key."""
-    try:
-        secret = bytes.fromhex(text)
-    except ValueError:
-        secret = b""
-    if len(secret) != 32:
-        raise ArgumentError(f"{where} must have 64 hexadecimal digits")
-    return secret

@@ -29,18 +29,10 @@ from diffsketch.flower.aggregation import (
     mean_metrics,
     plain_sum,
 )
-from diffsketch.flower.plan import (
-    CLOSED_DOOR,
-    MAKE_A_KEY,
-    FlowerPlan,
-    find_identities,
-    find_sketch_key,
-    numbered,
-    simulation_keys,
-)
+from diffsketch.flower.keys import MAKE_A_KEY, NodeKeys, numbered, simulation_keys
+from diffsketch.flower.plan import CLOSED_DOOR, FlowerPlan
 from diffsketch.flower.records import NO_MODEL, RECORD, SUM_RECORD, Reply, Request
-from diffsketch.flower.secure import SecureAggregation
-from diffsketch.flower.two import TwoAggregators
+from diffsketch.flower.secure_server import SecureAggregation, TwoAggregators
 from diffsketch.logs import OnRound, RoundSummary
 from diffsketch.methods import Method
 from diffsketch.methods.base import is_finite
@@ -108,8 +100,8 @@ class SketchStrategy(Strategy):
             the run ends when fewer than `plan.min_replies` can. Only proven claims can be within
             one, and those whose doors were opened.
         aggregation: The secure sum, for a plan with `secure_sum`. If nothing is given, its
-            identities are looked up (`find_identities`), where the plan has them, or the public key
-            of the helper (`find_helper`).
+            identities are looked up (`NodeKeys`), where the plan has them, or the public key of the
+            helper.
         trusted_server: As for `sketch_mod`.
         record_file: File that keeps accounts and statements from run to run; a round is in it
             before any request is sent. Without one, they are of one run, and so are `epsilon` and
@@ -164,7 +156,7 @@ class SketchStrategy(Strategy):
         if aggregation is None and plan.has_helper:
             aggregation = TwoAggregators()
         elif aggregation is None and plan.secure_sum:
-            members = find_identities() if plan.identities else None
+            members = NodeKeys().identities if plan.identities else None
             aggregation = SecureAggregation(identities=members)
         kind = {False: type(None), "two": TwoAggregators}.get(plan.secure_sum, SecureAggregation)
         needed = 'be a SecureAggregation for secure_sum="one", TwoAggregators for "two", else None'
@@ -276,13 +268,13 @@ class SketchStrategy(Strategy):
     def _equip_simulation(self, run_id: int, stack: ExitStack) -> None:
         """Make the keys that cannot be found, and lend them to the clients of a simulation."""
         made, aggregation = None, self._aggregation
-        if self._key is None and find_sketch_key() is None:
+        if self._key is None and NodeKeys().sketch is None:
             self._key = made = SketchKey(secrets.token_bytes(32))
             _LOG.info("this simulation has made a key for itself. For a deployment: %s", MAKE_A_KEY)
         helper = aggregation.public if isinstance(aggregation, TwoAggregators) else None
         if isinstance(aggregation, TwoAggregators) and helper is None:
             memory = stack.enter_context(TemporaryDirectory())
-            identities = find_identities() if self.plan.identities else None
+            identities = NodeKeys().identities if self.plan.identities else None
             members = None if identities is None else numbered(identities)
             local = OneShotHelper(secrets.token_bytes(32), memory, identities=members)
             self._aggregation, helper = TwoAggregators(local), local.public
@@ -331,19 +323,14 @@ class SketchStrategy(Strategy):
             _LOG.error("no further round: %s", self.ended)
             return []
         self._history.replace(arrays)
-        model, lookup, clients = self._history.arrays, None, grid
+        current, clients = self._open(grid), grid
         if self._aggregation is not None:
-            planned = self._claim_of(self.plan.min_replies, self._index)
-            lookup = self._open(planned, (), grid, b"")
-            clients = self._aggregation.clients(lookup)
+            clients = self._aggregation.clients(current)
+        model = self._history.arrays
         asked = self._select(self.strategy.configure_train(server_round, model, config, clients))
-        nonce = secrets.token_bytes(16)
-        claim, nodes = self._paying(list(asked), clients)
-        if not nodes:
+        current.claim, current.nodes = self._paying(list(asked), clients)
+        if not current.nodes:
             return []
-        current = self._open(claim, nodes, grid, nonce)
-        if lookup is not None:
-            current.bytes_down, current.bytes_up = lookup.bytes_down, lookup.bytes_up
         self._index += 1
         instructions = dict[int, ConfigRecord]()
         if self._aggregation is not None:
@@ -354,20 +341,22 @@ class SketchStrategy(Strategy):
                 self._log(current, None)
                 return []
         messages = [asked[node] for node in current.nodes]
-        current.arrays_key, size = self._fill(messages, nonce, current.round_index, instructions)
+        current.arrays_key, size = self._fill(
+            messages, current.nonce, current.round_index, instructions
+        )
         current.bytes_down += size
         # Before anything is requested: whatever becomes of the server, the round is paid for.
-        self._registry.begin_round(claim, current.nodes)
+        self._registry.begin_round(current.claim, current.nodes)
         self._write_record()
         self._round = current
         return messages
 
-    def _open(self, claim: Claim, nodes: Iterable[int], grid: Grid, nonce: bytes) -> Round:
-        """Open a round with these nodes."""
+    def _open(self, grid: Grid) -> Round:
+        """Open the next round, whose nodes are still to be chosen."""
         return Round(
-            self.plan, self._method, claim, self._index, self._fingerprint(self._index),
-            tuple(nodes), grid, self._timeout, nonce,
-            weight=self._counts_by,
+            self.plan, self._method, self._claim_of(self.plan.min_replies, self._index),
+            self._index, self._fingerprint(self._index), grid, self._timeout,
+            nonce=secrets.token_bytes(16), weight=self._counts_by,
             limit=math.inf if self._limit is None else self._limit,
             usual=self._usual_norm, substitutes=self._substitutes,
         )  # fmt: skip
@@ -419,7 +408,7 @@ class SketchStrategy(Strategy):
                 return claim, nodes, reason
             # Fewer share the noise: what each pays may be more, so look again.
 
-    def _paying(self, nodes: list[int], grid: Grid) -> tuple[Claim, list[int]]:
+    def _paying(self, nodes: list[int], grid: Grid) -> tuple[Claim, tuple[int, ...]]:
         """Claim of the round, and the nodes that can pay for it; none, if too few can."""
         least = self.plan.min_replies
         claim, able, reason = self._affordable(nodes)
@@ -427,14 +416,14 @@ class SketchStrategy(Strategy):
         if spent and len(able) >= least:
             _LOG.info("%d of %d nodes are left out: their budget is spent", spent, len(nodes))
         if not spent or len(able) >= least:
-            return claim, able
+            return claim, tuple(able)
         why = f"{len(able)} of {len(nodes)} nodes can pay, and {least} are needed"
         if len(self._affordable(list(grid.get_node_ids()))[1]) >= least:
             _LOG.warning("no round with the nodes that were selected: %s", why)
         else:
             self.ended = f"{why}: {reason}"
             _LOG.error("no further round: %s", self.ended)
-        return claim, []
+        return claim, ()
 
     def _fill(
         self,

@@ -1,50 +1,68 @@
-"""Secure sums over Flower's messages: the client's and the server's side."""
+"""The client's side of secure sums over Flower's messages, and the helper, which is a node too."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+import os
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.serverapp import Grid
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, DataError
-from diffsketch.flower.aggregation import Round, most_common
-from diffsketch.flower.plan import (
-    ClientContext,
-    find_helper,
-    find_helper_secret,
-    find_identities,
-    find_identity,
-    member_number,
-    numbered,
-)
+from diffsketch.flower.keys import MAKE_A_KEY, NodeKeys, member_number, numbered
+from diffsketch.flower.plan import FlowerPlan
 from diffsketch.flower.records import RECORD, SUM_RECORD, Refusal, SumReply, SumRequest
-from diffsketch.flower.two import answer_as_helper
 from diffsketch.secure_sum import (
+    KeyPair,
     OneShotClient,
+    OneShotHelper,
     Params,
     ReplyGuard,
     SecureSumClient,
-    SecureSumServer,
     SigningIdentity,
     Stage,
-    VoidError,
     accept,
-    invite,
     stage_of,
 )
+from diffsketch.secure_sum.primitives import derive
+from diffsketch.sketch import SketchKey
 from diffsketch.wire import Message as WireMessage
 from diffsketch.wire import WireError
 
 _LOG = logging.getLogger("flwr.diffsketch")
 _STATE = "diffsketch.sum"
 _ABOUT = ("invitation", "dim", "round_index")  # of the sum that a client is in
-_EXCLUDED = "secure-sum: most others could not read its shares of an earlier round"
+
+
+@dataclass(frozen=True, eq=False)
+class ClientContext:
+    """A client that answers a message: Flower's context, whose state is kept, and its own plan."""
+
+    context: Context
+    plan: FlowerPlan
+    key: SketchKey | None
+    node: int
+
+    @property
+    def keys(self) -> NodeKeys:
+        """Keys of this node."""
+        return NodeKeys(self.context.node_config, self.context.run_id)
+
+    def require_key(self) -> SketchKey:
+        """Return the key; raise a `Refusal` if there is none."""
+        if self.key is None:
+            raise Refusal("key", f"this client has no key: {MAKE_A_KEY}")
+        return self.key
+
+    def check_plan(self, wanted: str, dim: int, keep_local: Collection[str] = ()) -> None:
+        """Raise a `Refusal` if the server's plan is another one than the client's."""
+        plan = self.plan.describe(dim, keep_local)
+        if plan != wanted:
+            raise Refusal("plan", f"the server's plan is another one: {wanted}, not {plan}")
 
 
 class SecureClientAggregation:
@@ -72,10 +90,10 @@ class SecureClientAggregation:
 
     Args:
         identity: The client's long-term key; else it is looked up, as are the others'
-            (`find_identity`, `find_identities`).
+            (`NodeKeys`).
         identities: Public keys of all who may be members, not from the server. The client's own is
             among them. Not needed with two aggregators.
-        helper: Public key of the helper; else it is looked up (`find_helper`).
+        helper: Public key of the helper; else it is looked up.
         guard: A directory of this node's own for `diffsketch.secure_sum.ReplyGuard`; else
             `diffsketch-guard` of the node's configuration, or none.
 
@@ -155,12 +173,12 @@ class SecureClientAggregation:
         self, run: bytes, round_index: int, client: ClientContext
     ) -> Callable[[WireMessage], bytes]:
         """Return what masks a message for two aggregators."""
-        context, plan = client.context, client.plan
+        plan = client.plan
         if not 16 <= len(run) <= 64:  # before the app trains, and anything is charged
             raise Refusal("request", f"the round's nonce must have 16 to 64 bytes, not {len(run)}")
-        if find_helper_secret(context.node_config) is not None:
+        if client.keys.helper_secret is not None:
             raise Refusal("helper", "this node is the helper, and sends no messages of its own")
-        helper = self.helper or find_helper(context.node_config, run_id=context.run_id)
+        helper = self.helper or client.keys.helper
         if helper is None:
             reason = "the plan has two aggregators, and this client lacks the helper's public key"
             raise Refusal("helper", f"{reason} (DIFFSKETCH_HELPER_FILE)")
@@ -179,8 +197,8 @@ class _SumMember:
     """A client in a secure sum, for one message: its identity, and what it remembers of the sum."""
 
     def __init__(self, client: ClientContext, options: SecureClientAggregation) -> None:
-        self._client, config, signing = client, client.context.node_config, options.signing
-        self._guard = options.guard or config.get("diffsketch-guard")
+        self._client, signing = client, options.signing
+        self._guard = options.guard or client.context.node_config.get("diffsketch-guard")
         self._kept: dict[str, Any] = dict(client.context.state.config_records.get(_STATE) or {})
         self.identity, self._members, self.number = None, None, client.node
         if not client.plan.identities:
@@ -188,7 +206,7 @@ class _SumMember:
                 raise Refusal("identity", "this client signs, and its plan is without identities")
             return
         if signing is None:
-            identity, identities = find_identity(config), find_identities(config)
+            identity, identities = client.keys.identity, client.keys.identities
             if identity is not None and client.plan.has_helper:
                 identities = [identity.public]  # the helper knows the others
             if identity is None or identities is None:
@@ -267,170 +285,40 @@ def _no_input() -> Tensor:
     raise Refusal("secure-sum", "a message is sent only in reply to a request for training")
 
 
-@dataclass
-class _OpenSum:
-    """A secure sum that has begun: its protocol at the server, and nodes by members' numbers."""
+def answer_as_helper(request: SumRequest, client: ClientContext) -> SumReply | None:
+    """Answer a request of the server if this node is the helper; None if it is a client.
 
-    server: SecureSumServer
-    nodes: Mapping[int, int]
-    current: Round
-    left: dict[int, str]  # why nodes are gone
+    Without seeds the server asks who this is, and is given a proof. What it says of the round is
+    what clients have sealed their seeds for, or none can be opened; all else is of the helper's own
+    plan.
 
-    def requests(self, invitation: bytes = b"") -> dict[int, SumRequest]:
-        """Requests of this stage, by node."""
-        return {
-            self.nodes[member]: self.current.question(invitation, request)
-            for member, request in self.server.requests().items()
-        }
-
-    def step(self, invitation: bytes = b"") -> None:
-        """Do one exchange of the secure sum's own."""
-        replies = self.current.exchange(self.requests(invitation), refused=self.left)
-        self.close({node: reply.reply for node, reply in replies.items()})
-
-    def close(self, replies: Mapping[int, bytes]) -> None:
-        """Collect the replies of this stage, by node, and go on with those who sent one."""
-        stage = self.server.stage
-        for member in self.server.missing:
-            node = self.nodes[member]
-            try:
-                if node in replies:
-                    self.server.collect(replies[node], sent_by=member)
-            except WireError as error:
-                self.left[node] = str(error)
-        for member in self.server.missing:
-            self.left.setdefault(self.nodes[member], f"silent in stage {stage.value}")
-        self.server.close()
-
-    def blame(self) -> None:
-        """Name the nodes whose shares were wrong or could not be read."""
-        reasons = []
-        for member, givers in self.server.wrong.items():
-            others = sorted(self.nodes[giver] for giver in givers)
-            why = f"shares of its secret do not fit: its fault, or that of one of nodes {others}"
-            reasons.append((self.nodes[member], why))
-        for member, readers in self.server.unreadable.items():
-            why = f"its shares could not be read by {len(readers)} of the others"
-            reasons.append((self.nodes[member], why))
-        for node, why in reasons:
-            _LOG.warning("secure sum: node %d: %s", node, why)
-            if self.server.stage is Stage.VOID:
-                self.left[node] = why
-
-
-class SecureAggregation:
-    """Sums that show the server nothing but themselves; for plans with `secure_sum`.
-
-    Dropouts: as long as `plan.min_replies` masked messages come, and `plan.threshold` of their
-    senders stay until the end, the sum is that of all who sent one. With fewer the round is void:
-    a `VoidError` before messages are requested, `Round.void` after.
-
-    A sum that is longer than honest messages make it is void: somebody sent what nobody may, and a
-    sum does not show who.
-
-    A member whose shares of keys others cannot read is named. If most others cannot, its node is
-    left out of later rounds: it could make every one of them void.
-
-    Guarantees (`tests/flower/test_secure.py`): the total of a plain sum over those present, for
-    dropouts at every stage within the threshold; no total beyond it; no message in anything that
-    the server is sent. `tests/flower/test_secure_hostile.py`: replies that are not a member's own
-    change nothing but a count.
-
-    Args:
-        identities: Public keys of all who may be members, for plans with identities. Members check
-            them against their own list; the server's is only to know whom to invite.
+    Raises:
+        Refusal: The helper has no memory that outlives it, or does not know the clients.
+        RefusedError: It gives no sum (`OneShotHelper.answer`).
     """
+    config, plan = client.context.node_config, client.plan
+    key = client.keys.helper_secret if plan.has_helper else None
+    if key is None:
+        return None
+    client.check_plan(request.plan, request.dim)
+    memory = config.get("diffsketch-helper-memory") or os.environ.get("DIFFSKETCH_HELPER_MEMORY")
+    if not memory:
+        reason = "the helper has no folder to remember its answers in (diffsketch-helper-memory)"
+        raise Refusal("helper", reason)
+    identities = client.keys.identities if plan.identities else None
+    if plan.identities and identities is None:
+        reason = "the helper does not know the clients' public keys (DIFFSKETCH_IDENTITIES_FILE)"
+        raise Refusal("identity", reason)
+    members = None if identities is None else numbered(identities)
+    helper = OneShotHelper(key.secret, str(memory), identities=members)
+    if not request.request:
+        return SumReply(reply=helper_proof(key, request.invitation, question=request.invitation))
+    run, fingerprint = request.invitation[:-8], request.invitation[-8:]
+    layout, place = plan.build(request.dim).message_format, (request.round_index, fingerprint)
+    params = plan.one_shot(layout, run=run, place=place, helper=helper.public)
+    return SumReply(reply=helper.answer(request.request, params))
 
-    def __init__(self, *, identities: Iterable[bytes] | None = None) -> None:
-        self._public = None if identities is None else numbered(identities)
-        self._open: _OpenSum | None = None
-        self._excluded: set[int] = set()
 
-    @property
-    def signed(self) -> bool:
-        """Whether members sign."""
-        return self._public is not None
-
-    def clients(self, lookup: Round) -> Grid:
-        """Return the grid: all of its nodes are clients."""
-        return lookup.grid
-
-    def prepare(self, current: Round) -> dict[int, ConfigRecord]:
-        """Exchange keys and shares, before messages are requested.
-
-        Returns a record for each node that a message is to be requested of, which are the round's
-        nodes from then on; its `left` says why others are not. Raises a `VoidError` if too few
-        nodes are left for a sum.
-        """
-        self._open = None
-        nodes, least = current.nodes, current.plan.min_replies
-        try:
-            members, fingerprint = self._members(current)
-            if len(members) < least:
-                raise VoidError(
-                    f"{len(members)} nodes can take part in the secure sum, and {least} are needed",
-                    stage=Stage.KEYS, dropped={},
-                )  # fmt: skip
-            params = Params(
-                current.method.message_format, run=current.nonce, round_index=current.round_index,
-                fingerprint=fingerprint, members=tuple(sorted(members)),
-                threshold=current.plan.threshold(len(members)), min_present=least,
-                identities=self._public and {number: self._public[number] for number in members},
-            )  # fmt: skip
-            opened = _OpenSum(SecureSumServer(params), members, current, current.left)
-            for invitation in (invite(params), b""):  # keys, shares
-                opened.step(invitation)
-        finally:
-            current.nodes = tuple(node for node in nodes if node not in current.left)
-        self._open = opened
-        return {node: request.to_record() for node, request in opened.requests().items()}
-
-    def total(self, current: Round, parts: Mapping[int, bytes]) -> None:
-        """Unmask the sum of the messages: the round's `total`, `present`, `refused` and `void`."""
-        opened, self._open = self._open, None
-        if opened is None or opened.current is not current:
-            raise ArgumentError("prepare must come before total, once for each round")
-        server, opened.left = opened.server, {}
-        try:
-            opened.close(parts)
-            left = dict(opened.left)  # who drops out later is in the sum all the same
-            while server.stage is not Stage.DONE:
-                opened.step()
-        except VoidError as error:
-            current.void, left = str(error), opened.left
-        opened.blame()
-        self._excluded.update(server.suspects)
-        # Of nodes without a message the strategy knows better why they are gone.
-        current.refused.update({node: why for node, why in left.items() if node in parts})
-        if current.void:
-            return
-        total = server.total()
-        nodes = [opened.nodes[member] for member in total.present]
-        current.publish(total.cells, nodes, server.params.fingerprint)
-
-    def _members(self, current: Round) -> tuple[dict[int, int], bytes]:
-        """Find nodes by their members' numbers, and the fingerprint; why others are `left` out."""
-        nodes, fingerprint, left = current.nodes, current.fingerprint, current.left
-        if self._public is None and fingerprint is not None:
-            left.update(dict.fromkeys(self._excluded & set(nodes), _EXCLUDED))
-            return {node: node for node in nodes if node not in left}, fingerprint
-        requests = dict.fromkeys(sorted(nodes), current.question())
-        replies = current.exchange(requests, refused=left)
-        if fingerprint is None:
-            fingerprint = most_common(reply.fingerprint for reply in replies.values())
-        members: dict[int, int] = {}
-        for node, reply in replies.items():
-            number = node if self._public is None else int.from_bytes(reply.member, "little")
-            if reply.fingerprint != fingerprint:
-                left[node] = "key: its hashes are not those of the round"
-            elif self._public is not None and number not in self._public:
-                left[node] = "identity: it is not one of those that are known"
-            elif number in members:
-                left[node] = "identity: another node has the same one"
-            elif number in self._excluded:
-                left[node] = _EXCLUDED
-            else:
-                members[number] = node
-        for node in set(nodes) - set(members.values()):
-            left.setdefault(node, "silent before the secure sum")
-        return members, fingerprint
+def helper_proof(own: KeyPair, public: bytes, *, question: bytes) -> bytes:
+    """Compute what only the owners of both keys can: the helper, and who has asked for it."""
+    return derive(own.agree(public), context=question, label="helper")
