@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from diffsketch.training.local import ClosedForm, Functional, LocalTrainer, WorkerLoop
-from diffsketch.training.models import CharLSTM, LogisticRegression, SmallCNN, flatten, load
+from diffsketch.training.models import CharLSTM, LogisticRegression, flatten, load
 from diffsketch.training.tasks import Batches, Examples
 
 FEATURES, CLASSES, COUNT = 7, 4, 60
@@ -52,6 +52,11 @@ def logistic() -> nn.Module:
     return with_weights(LogisticRegression(FEATURES, CLASSES))
 
 
+def convolutional() -> nn.Module:
+    layers = nn.Unflatten(1, (1, 28)), nn.Conv2d(1, 4, 5, stride=4), nn.ReLU(), nn.Flatten()
+    return with_weights(nn.Sequential(*layers, nn.Linear(4 * 6 * 6, 10)))
+
+
 def vectors(count: int = COUNT) -> Examples:
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn(count, FEATURES, generator=generator)
@@ -76,7 +81,7 @@ CASES: dict[str, Case] = {
     "logistic batched": (logistic, vectors, Functional),
     "perceptron batched": (perceptron, vectors, Functional),
     "perceptron loop": (perceptron, vectors, WorkerLoop),
-    "cnn batched": (SmallCNN, images, Functional),
+    "cnn batched": (convolutional, images, Functional),
     "lstm loop": (CharLSTM, windows, WorkerLoop),
 }
 

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.training import local as functional_module
 from diffsketch.training.local import ClosedForm, Functional, LocalTrainer, WorkerLoop, trainer_for
-from diffsketch.training.models import CharLSTM, LogisticRegression, SmallCNN, flatten
+from diffsketch.training.models import CharLSTM, LogisticRegression, flatten
 from diffsketch.training.tasks import Batches, Examples
 from tests.training.local_cases import (
     CASES,
@@ -244,7 +244,7 @@ class Scaled(LogisticRegression):
     [
         (LogisticRegression(), ClosedForm),
         (Scaled(), Functional),  # a subclass may compute something else
-        (SmallCNN(), Functional),
+        (nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()), Functional),
         (CharLSTM(), WorkerLoop),
         (nn.Sequential(nn.GRUCell(3, 4, device="meta")), WorkerLoop),
         (nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1)), WorkerLoop),

@@ -12,27 +12,23 @@ from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.training.models import (
     CharLSTM,
     LogisticRegression,
-    SmallCNN,
     WeightLayout,
     flatten,
     load,
     unflatten,
 )
 
-SEEDED: list[Callable[..., nn.Module]] = [SmallCNN, CharLSTM]
 
-
-@pytest.mark.parametrize("model", SEEDED)
-def test_weights_follow_from_the_seed(model: Callable[..., nn.Module]) -> None:
+def test_weights_follow_from_the_seed() -> None:
     before = torch.get_rng_state()
-    first = flatten(model(seed=3))
+    first = flatten(CharLSTM(seed=3))
     assert torch.equal(torch.get_rng_state(), before)  # of the global generator
     torch.manual_seed(99)
-    assert torch.equal(first, flatten(model(seed=3)))
-    assert not torch.equal(first, flatten(model(seed=4)))
+    assert torch.equal(first, flatten(CharLSTM(seed=3)))
+    assert not torch.equal(first, flatten(CharLSTM(seed=4)))
     assert bool(torch.isfinite(first).all())
     # No parameter was forgotten: none is constant.
-    assert all(p.std() > 0 for p in model(seed=3).parameters())
+    assert all(p.std() > 0 for p in CharLSTM(seed=3).parameters())
     torch.set_rng_state(before)
 
 
@@ -60,11 +56,11 @@ def test_the_character_model_is_torchs_layer_without_the_second_bias() -> None:
 
 def test_images_may_be_flat_or_not() -> None:
     images = torch.rand(4, 28, 28, generator=torch.Generator().manual_seed(0))
-    for model in (LogisticRegression(), SmallCNN()):
-        assert torch.equal(model(images), model(images.flatten(1)))
+    model = LogisticRegression()
+    assert torch.equal(model(images), model(images.flatten(1)))
 
 
-@pytest.mark.parametrize("model", [LogisticRegression, *SEEDED])
+@pytest.mark.parametrize("model", [LogisticRegression, CharLSTM])
 def test_flatten_and_load_round_trip(model: Callable[..., nn.Module]) -> None:
     made = model()
     weights = torch.randn(len(flatten(made)), generator=torch.Generator().manual_seed(5))

@@ -51,10 +51,8 @@ def world(values: list[float]) -> Task:
 def observed(method: Method, values: list[float], **options: Any) -> list[object]:
     """All that a run of six rounds publishes, without the cells that have noise."""
     seen: list[object] = []
-    simulation = simulate(
-        method, world(values), noise_key=NoiseKey.from_integer(3), budget=Budget(20.0, 1e-5),
-        **options,
-    )  # fmt: skip
+    simulation = simulate(method, world(values), budget=Budget(20.0, 1e-5), **options)
+    simulation.noise_key = NoiseKey.from_integer(3)  # else it would follow from the values
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # for whoever runs the simulation: they are not published
         for _ in range(6):

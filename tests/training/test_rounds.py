@@ -98,9 +98,9 @@ def test_fedavg_is_the_textbook() -> None:
 def test_device_that_missed_rounds_has_the_servers_model(options: dict[str, Any]) -> None:
     """It applies what it missed, message by message, and has the same bits."""
     simulation = simulate(SKETCH, **options)
-    at_device, kept, caught_up = simulation.model, list[RoundResult](), 0
+    at_device, kept, caught_up = simulation.state.model, list[RoundResult](), 0
     for _ in range(20):
-        before = simulation.model
+        before = simulation.state.model
         result = simulation.step()
         if 0 in result.cohort.tolist():
             for missed in kept:
@@ -215,9 +215,9 @@ def test_worker_without_a_mask() -> None:
 def test_models_drift_apart_with_own_masks() -> None:
     simulation = correcting("drift")
     first = simulation.step()
-    early = simulation.model.weights
+    early = simulation.state.model.weights
     drifts = [simulation.step().drift for _ in range(ROUNDS - 1)]
-    late = simulation.model.weights
+    late = simulation.state.model.weights
     assert late.shape == (6, DIM)
     assert torch.equal(simulation.weights, late.mean(dim=0))
     assert first.drift == relative_drift(early) not in (0.0, None)
@@ -232,11 +232,11 @@ def test_models_stay_in_sync_with_shared_masks() -> None:
     simulation = correcting("shared")
     assert accuracy_of(simulation) > 0.6
     assert simulation.drift is None
-    assert simulation.model.weights.shape == (DIM,)
+    assert simulation.state.model.weights.shape == (DIM,)
     with pytest.raises(
         ArgumentError, match="vectors must be given with correction=shared"
     ):  # masks are needed as well
-        simulation.advance(simulation.model, Published(torch.zeros(3, 5), 1, SEED, 0))
+        simulation.advance(simulation.state.model, Published(torch.zeros(3, 5), 1, SEED, 0))
 
 
 def test_relative_drift_by_hand() -> None:

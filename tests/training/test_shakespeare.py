@@ -16,7 +16,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from diffsketch.errors import ArgumentError, DataError
+from diffsketch.errors import DataError
 from diffsketch.training.data.shakespeare import (
     LETTERS,
     encode_text,
@@ -92,8 +92,6 @@ def test_selection_gives_the_known_role_sizes() -> None:
     assert sum(sizes) == 34_204
     assert round(statistics.mean(sizes), 1) == 743.6
     assert round(statistics.stdev(sizes), 1) == 549.6
-    with pytest.raises(ArgumentError, match=r"^split"):
-        load_shakespeare(split="valid")  # type: ignore[arg-type]
 
 
 def test_no_speech_is_lost() -> None:
@@ -107,15 +105,6 @@ def test_no_speech_is_lost() -> None:
     assert all(heading.endswith(":") for heading in headings)
     letters = sum(map(len, text.split("\n")))
     assert len(spoken) + sum(map(len, headings)) == letters
-
-
-def test_embedded_split_is_that_of_split_roles() -> None:
-    train, test = split_roles(load_shakespeare())
-    for split, expected in (("train", train), ("test", test)):
-        roles = load_shakespeare(split=split)  # type: ignore[arg-type]
-        assert list(roles) == list(expected)
-        assert all(torch.equal(roles[name].labels, expected[name].labels) for name in roles)
-    assert sum(map(len, test.values())) > 100_000
 
 
 @pytest.mark.parametrize(
@@ -174,32 +163,11 @@ def test_leaf_samples_are_taken_as_they_are(tmp_path: Path, place: str) -> None:
     for name, role in roles.items():
         assert [decode(row) for row in role.inputs] == content["user_data"][name]["x"]
         assert decode(role.labels) == "".join(content["user_data"][name]["y"])
-    # Without LEAF's division ours applies.
-    assert [len(role) for role in load_shakespeare(tmp_path, split="train").values()] == [2, 192]
-    assert [len(role) for role in load_shakespeare(tmp_path, split="test").values()] == [0, 0]
-
-
-def test_leaf_division_is_used_where_there_is_one(tmp_path: Path) -> None:
-    parts = {"train": ["a", "b"], "test": ["c"], "all_data": ["d"]}
-    for folder, names in parts.items():
-        for name in names:
-            record = leaf_record(name * 85)
-            write_json(
-                tmp_path / folder / f"{name}.json",
-                {"users": [name], "num_samples": [5], "user_data": {name: record}},
-            )
-    assert list(load_shakespeare(tmp_path, split="train")) == ["a", "b"]
-    assert list(load_shakespeare(tmp_path, split="test")) == ["c"]
-    assert list(load_shakespeare(tmp_path)) == ["d"]
-    # With half of the division gone, dividing the whole anew would mix the halves.
-    (tmp_path / "test" / "c.json").unlink()
-    with pytest.raises(DataError, match=r"no \*\.json in .*test: expected LEAF"):
-        load_shakespeare(tmp_path, split="test")
 
 
 def test_missing_leaf_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no \*\.json in .*all_data or "):
-        load_shakespeare(tmp_path, split="train")
+        load_shakespeare(tmp_path)
     with pytest.raises(DataError, match="nowhere: expected a directory"):
         load_shakespeare(tmp_path / "nowhere")
 

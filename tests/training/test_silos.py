@@ -60,7 +60,7 @@ def test_resolved_settings_build_the_same_and_a_state_continues() -> None:
     again = build(first.config)
     assert again.simulation.identity == first.simulation.identity
     first.simulation.step()
-    again.simulation.load_state(first.simulation.state())
+    again.simulation.load_state_dict(first.simulation.state_dict())
     first.simulation.step()
     again.simulation.step()
     assert torch.equal(first.simulation.weights, again.simulation.weights)

@@ -17,7 +17,7 @@ from diffsketch.privacy.accounting.account import Account
 from diffsketch.privacy.accounting.budget import Budget, BudgetExceeded
 from diffsketch.privacy.accounting.calibration import PoissonSampler
 from diffsketch.privacy.claim import Basis, ProvenClaim, Relation, SimulatedClaim, Trust
-from diffsketch.privacy.simulated_noise import CohortNoise, NoiseKey
+from diffsketch.privacy.simulated_noise import CohortNoise
 from diffsketch.sketch.hashing import SketchKey
 from diffsketch.training import simulation as engine
 from diffsketch.training.rounds import CLIP_BYTES, DistributedSGD, ServerOptimizer
@@ -92,15 +92,14 @@ def test_cells_that_saturate_for_long_are_told_once() -> None:
 
 def test_noise_is_that_of_the_workers() -> None:
     """What is published is what the devices of the cohort would send, one by one."""
-    key = NoiseKey.from_integer(17)
-    simulation = simulate(LOCAL, noise_key=key)
+    simulation = simulate(LOCAL)
     simulation.step()
     before = simulation.weights
     result = simulation.step()
     total = torch.zeros(3, 5, dtype=torch.int64)
     for device in result.cohort.tolist():
         vector = updates_of(simulation, before, [device], 1)
-        noise = CohortNoise(key, [device], round_index=1)
+        noise = CohortNoise(simulation.noise_key, [device], round_index=1)
         total += LOCAL.encode(vector, SketchKey.from_integer(5).seed(1), noise).messages[0]
     assert torch.equal(result.published.total, total)
 
@@ -109,14 +108,14 @@ def test_claims_and_epsilon_of_the_busiest_client() -> None:
     simulation, account = simulate(LOCAL), Account()
     for _ in range(10):
         assert simulation.step().claim == SimulatedClaim.of(LOCAL.mechanism.claim)
-    most = int(simulation.participation.rounds.max())
+    most = int(simulation.state.participation.rounds.max())
     account.charge(LOCAL.mechanism.claim, rounds=most)
     found = simulation.epsilon(DELTA)
     assert float(found) == pytest.approx(float(account.epsilon(DELTA)), rel=1e-9)
     assert (found.rounds, found.basis, found.simulated) == (most, Basis.PROVEN, True)
     assert "(proven, simulated; client unit" in str(found)
     assert most < 10
-    assert simulation.participation.rounds.sum() == 30
+    assert simulation.state.participation.rounds.sum() == 30
 
 
 def test_budget_stops_before_the_round() -> None:
@@ -125,12 +124,12 @@ def test_budget_stops_before_the_round() -> None:
     simulation = simulate(LOCAL, budget=budget, sampler=AllDevices(DEVICES))
     for _ in range(allowed):
         simulation.step()
-    weights, state = simulation.weights, simulation.state()
+    weights, state = simulation.weights, simulation.state_dict()
     with pytest.raises(BudgetExceeded, match="above the budget of 3"):
         simulation.step()
     assert torch.equal(simulation.weights, weights)
     assert simulation.round_index == allowed >= 1
-    assert state["round_index"] == simulation.state()["round_index"]
+    assert state["round_index"] == simulation.state_dict()["round_index"]
     assert float(simulation.epsilon(DELTA)) <= 3.0
 
 
@@ -163,15 +162,14 @@ def test_poisson_counts_every_round_at_its_amplified_price() -> None:
 
 
 def test_empty_rounds_publish_noise() -> None:
-    key = NoiseKey.from_integer(17)
     sampler = PoissonDevices.of(DEVICES, 0.3, seed=5)
-    simulation = simulate(CENTRAL, sampler=sampler, noise_key=key)
+    simulation = simulate(CENTRAL, sampler=sampler)
     while True:
         before = simulation.weights
         result = simulation.step()
         if not len(result.cohort):
             break
-    noise = CohortNoise(key, [1 << 62], round_index=result.round_index)
+    noise = CohortNoise(simulation.noise_key, [1 << 62], round_index=result.round_index)
     drawn = CENTRAL.central_noise(noise)
     assert drawn is not None
     assert torch.equal(result.published.total, drawn)
@@ -302,9 +300,9 @@ def test_cuda_agrees_with_cpu(options: dict[str, Any]) -> None:
     assert there.weights.is_cuda
     assert torch.allclose(here.weights, there.weights.cpu(), rtol=1e-4, atol=1e-4)
     assert here.evaluate()[0] == pytest.approx(there.evaluate()[0], rel=1e-3)
-    state = there.state()
-    there.load_state(state)
-    again = there.state()
+    state = there.state_dict()
+    there.load_state_dict(state)
+    again = there.state_dict()
     assert again.keys() == state.keys()
     for name, value in state.items():
         kept = again[name]

@@ -18,7 +18,7 @@ from diffsketch.methods.gate import NonFiniteUpdate
 from diffsketch.methods.plain import PlainSketch, Uncompressed
 from diffsketch.privacy.accounting.budget import Budget
 from diffsketch.privacy.claim import Claim, PaperClaim, ProvenClaim, Relation, Trust
-from diffsketch.privacy.simulated_noise import CohortNoise, NoiseKey
+from diffsketch.privacy.simulated_noise import CohortNoise
 from diffsketch.sketch.hashing import HashSeed, SketchKey
 from diffsketch.training.rounds import ServerOptimizer
 from diffsketch.training.sampling import AllDevices, PoissonDevices, UniformSampler
@@ -32,7 +32,6 @@ SIZES = (6, 9, 4, 5, 7)
 DEVICES = len(SIZES)
 LOCAL = SketchGaussian(DIM, 3, 5, clip=0.5, noise_multiplier=2.0)
 NOISY = SketchGaussian(DIM, 3, 5, clip=50.0, noise_multiplier=2.0)
-KEY = NoiseKey.from_integer(5)
 
 
 def spoilt(*broken: int, value: float = float("nan")) -> Task:
@@ -86,12 +85,12 @@ def test_broken_worker_is_left_out_where_nothing_is_proven(value: float) -> None
 
 def test_broken_worker_counts_as_zeros_where_it_is_proven() -> None:
     """Its noise is there, it is counted, and the claim is that of the whole cohort."""
-    simulation, healthy = simulate(LOCAL, spoilt(2), noise_key=KEY), simulate(LOCAL)
+    simulation, healthy = simulate(LOCAL, spoilt(2)), simulate(LOCAL)
     vectors = updates(simulation, simulation.weights)
     vectors[2] = 0.0
     with pytest.warns(NonFiniteUpdate, match="'device-2', which count as zeros"):
         result = simulation.step()
-    noise = CohortNoise(KEY, range(DEVICES), round_index=0)
+    noise = CohortNoise(simulation.noise_key, range(DEVICES), round_index=0)
     messages = LOCAL.encode(vectors, SketchKey.from_integer(5).seed(0), noise).messages
     assert torch.equal(result.published.total, messages.sum(dim=0))
     assert int(messages[2].abs().max()) > 100  # noise alone
@@ -105,11 +104,11 @@ def test_broken_worker_counts_as_zeros_where_it_is_proven() -> None:
 def test_left_out_workers_draw_no_noise_and_others_their_own() -> None:
     settings = {"rows": 3, "cols": 5, "per_round": 1.0}
     method = build_method("diffsketch", dim=DIM, cohort=DEVICES, settings=settings)
-    simulation = simulate(method, spoilt(1), noise_key=KEY)
+    simulation = simulate(method, spoilt(1))
     vectors = updates(simulation, simulation.weights)[[0, 2, 3, 4]]
     with pytest.warns(NonFiniteUpdate, match="device-1"):
         result = simulation.step()
-    noise = CohortNoise(KEY, [0, 2, 3, 4], round_index=0)
+    noise = CohortNoise(simulation.noise_key, [0, 2, 3, 4], round_index=0)
     messages = method.encode(vectors, SketchKey.from_integer(5).seed(0), noise).messages
     assert torch.allclose(result.published.total, messages.sum(dim=0), atol=1e-5)
     assert isinstance(result.claim, PaperClaim)
@@ -144,30 +143,26 @@ def test_worker_whose_message_overflows_is_left_out() -> None:
 
 def test_all_workers_broken_stops_the_run_where_nothing_is_proven() -> None:
     simulation = simulate(task=spoilt(*range(DEVICES)))
-    before = simulation.state()
+    before = simulation.state_dict()
     for _ in range(2):
         with pytest.raises(Diverged, match="all 5 workers of round 0"):
             simulation.step()
-        assert same(simulation.state(), before)  # nothing was sent
+        assert same(simulation.state_dict(), before)  # nothing was sent
 
 
 @pytest.mark.parametrize("cohort", [1, 3])
 def test_all_workers_broken_send_their_noise_where_it_is_proven(cohort: int) -> None:
     """To stop would tell which data a single device holds."""
-    simulation = simulate(
-        LOCAL,
-        spoilt(*range(DEVICES)),
-        sampler=UniformSampler(DEVICES, cohort, seed=5),
-        noise_key=KEY,
-    )
+    sampler = UniformSampler(DEVICES, cohort, seed=5)
+    simulation = simulate(LOCAL, spoilt(*range(DEVICES)), sampler=sampler)
     with pytest.warns(NonFiniteUpdate, match="which count as zeros, with their noise"):
         result = simulation.step()
-    noise = CohortNoise(KEY, result.cohort.tolist(), round_index=0)
+    noise = CohortNoise(simulation.noise_key, result.cohort.tolist(), round_index=0)
     messages = LOCAL.encode(torch.zeros(cohort, DIM), SketchKey.from_integer(5).seed(0), noise)
     assert torch.allclose(result.published.total, messages.messages.sum(dim=0), atol=1e-6)
     assert (result.published.count, len(result.left_out)) == (cohort, cohort)
     assert isinstance(result.claim, ProvenClaim)
-    assert simulation.participation.rounds.sum() == cohort
+    assert simulation.state.participation.rounds.sum() == cohort
 
 
 def test_secret_samples_of_broken_devices_are_published() -> None:
@@ -201,7 +196,7 @@ def test_a_diverged_round_is_paid_for() -> None:
         simulation.step()
     result = caught.value.result
     assert float(simulation.epsilon(1e-5)) == float(healthy.epsilon(1e-5)) > 0
-    assert simulation.participation.rounds.tolist() == [1] * DEVICES
+    assert simulation.state.participation.rounds.tolist() == [1] * DEVICES
     assert simulation.bytes_up == healthy.bytes_up == result.bytes_up == DEVICES * NOISY.wire_bytes
     assert (result.round_index, result.published.count) == (0, DEVICES)
     assert simulation.round_index == 0
@@ -212,15 +207,18 @@ def test_a_diverged_round_is_the_last_and_paid_once() -> None:
     simulation = diverging()
     with pytest.raises(DivergedRound) as first:
         simulation.step()
-    after = simulation.state()
+    after = simulation.state_dict()
     again = diverging()
-    again.load_state(after)
+    again.load_state_dict(after)
     for one in (simulation, again):
         with pytest.raises(Diverged) as second:
             one.step()
         assert not isinstance(second.value, DivergedRound)
         assert str(second.value) == str(first.value)
-        assert same(one.state(), after)
+        assert same(one.state_dict(), after)
+    for _ in range(2):
+        with pytest.raises(Diverged, match="new weights would not be finite"):
+            simulation.run()
 
 
 def test_a_sum_that_overflows_is_an_error() -> None:
@@ -233,12 +231,12 @@ def test_a_sum_that_overflows_is_an_error() -> None:
 
 def test_warnings_as_errors_change_nothing() -> None:
     simulation = simulate(task=spoilt(0))
-    before = simulation.state()
+    before = simulation.state_dict()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(NonFiniteUpdate):
             simulation.step()
-    assert same(simulation.state(), before)
+    assert same(simulation.state_dict(), before)
 
 
 class Interrupter:
@@ -282,17 +280,17 @@ def test_interrupts_at_any_line_leave_a_whole_state() -> None:
     assert lines > 200
     first, second = simulate(LOCAL, **options), simulate(LOCAL, **options)
     first.step()
-    before = first.state()
-    second.load_state(before)
+    before = first.state_dict()
+    second.load_state_dict(before)
     second.step()
-    after = second.state()
+    after = second.state_dict()
     outcomes = []
     for at in np.linspace(1, lines, 40).astype(int).tolist():
         simulation = simulate(LOCAL, **options)
-        simulation.load_state(before)
+        simulation.load_state_dict(before)
         with torch.enable_grad():  # torch's own contexts, interrupted at their end, leave it off
             interrupted_step(simulation, at)
-        state = simulation.state()
+        state = simulation.state_dict()
         assert same(state, before) or same(state, after)
         outcomes.append(same(state, before))
     assert outcomes.count(True) > 33

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from diffsketch.errors import MismatchError
 from diffsketch.methods.base import build_method
 from diffsketch.privacy.accounting.budget import Budget
-from diffsketch.privacy.simulated_noise import NoiseKey
 from diffsketch.training.identity import tensor_digest
 from diffsketch.training.rounds import DistributedSGD, FedAvg, ServerOptimizer
 from diffsketch.training.sampling import (
@@ -98,8 +97,8 @@ def test_continues_to_the_same_bits(name: str) -> None:
     for _ in range(3):
         part.step()
     continued = run(name)
-    continued.load_state(stored(part.state()))
-    assert same(continued.state(), part.state())
+    continued.load_state_dict(stored(part.state_dict()))
+    assert same(continued.state_dict(), part.state_dict())
     for result in results[3:]:
         again = continued.step()
         assert again.round_index == result.round_index
@@ -107,7 +106,7 @@ def test_continues_to_the_same_bits(name: str) -> None:
         assert torch.equal(again.published.total, result.published.total)
         assert (again.bytes_up, again.bytes_down) == (result.bytes_up, result.bytes_down)
         assert (again.claim, again.drift) == (result.claim, result.drift)
-    assert same(continued.state(), whole.state())
+    assert same(continued.state_dict(), whole.state_dict())
     assert continued.evaluate() == whole.evaluate()
     assert continued.epsilon(1e-5) == whole.epsilon(1e-5)
 
@@ -115,27 +114,27 @@ def test_continues_to_the_same_bits(name: str) -> None:
 def test_comparison_is_not_blind() -> None:
     """Negative control: another seed's states differ in all that rounds change."""
     one, other = run("local"), run("local", seed=6)
-    assert same(one.state(), run("local").state())
+    assert same(one.state_dict(), run("local").state_dict())
     one.step()
     other.step()
-    assert not same(one.state(), other.state())
+    assert not same(one.state_dict(), other.state_dict())
     assert not torch.equal(one.weights, other.weights)
 
 
 def test_state_is_a_copy() -> None:
     simulation = run("every server option")
     simulation.step()
-    state = simulation.state()
+    state = simulation.state_dict()
     kept = stored(state)
     for value in state.values():
         if isinstance(value, Tensor):
             value.zero_()
-    assert same(simulation.state(), kept)
-    simulation.load_state(kept)
+    assert same(simulation.state_dict(), kept)
+    simulation.load_state_dict(kept)
     for value in kept.values():
         if isinstance(value, Tensor):
             value.zero_()
-    assert not same(simulation.state(), kept)
+    assert not same(simulation.state_dict(), kept)
 
 
 @pytest.mark.parametrize(
@@ -151,13 +150,15 @@ def test_state_is_a_copy() -> None:
 def test_states_of_other_simulations_are_refused(other: str, changes: dict[str, Any]) -> None:
     simulation = run("sgd")
     with pytest.raises(MismatchError, match="the state must be that of the same simulation"):
-        simulation.load_state(run(other, **changes).state())
+        simulation.load_state_dict(run(other, **changes).state_dict())
 
 
 def test_more_rounds_may_be_planned_unless_a_schedule_depends_on_them() -> None:
-    run("sgd", rounds=20).load_state(run("sgd").state())
+    run("sgd", rounds=20).load_state_dict(run("sgd").state_dict())
     with pytest.raises(MismatchError, match="same simulation"):
-        run("every server option", rounds=20).load_state(run("every server option").state())
+        run("every server option", rounds=20).load_state_dict(
+            run("every server option").state_dict()
+        )
 
 
 @pytest.mark.parametrize(
@@ -166,13 +167,13 @@ def test_more_rounds_may_be_planned_unless_a_schedule_depends_on_them() -> None:
 )
 def test_incomplete_states_are_refused(name: str) -> None:
     simulation = run("every server option")
-    state = simulation.state()
+    state = simulation.state_dict()
     if name != "round_index":
         with pytest.raises(MismatchError, match=f"{name} must have the shape"):
-            simulation.load_state({**state, name: state[name][:-1]})
+            simulation.load_state_dict({**state, name: state[name][:-1]})
     del state[name]
     with pytest.raises(MismatchError, match=f"the state must have {name}"):
-        simulation.load_state(state)
+        simulation.load_state_dict(state)
     assert simulation.round_index == 0
 
 
@@ -210,8 +211,8 @@ def test_other_data_is_another_run(part: str) -> None:
     simulation, other = run("local"), run("local", task=changed_task(part))
     simulation.step()
     with pytest.raises(MismatchError, match="the state must be that of the same simulation"):
-        other.load_state(simulation.state())
-    run("local", task=changed_task("nothing")).load_state(simulation.state())
+        other.load_state_dict(simulation.state_dict())
+    run("local", task=changed_task("nothing")).load_state_dict(simulation.state_dict())
     noise = [
         noise_of(run("local", task=changed_task(one), trainer=Zeros()))
         for one in ("nothing", "nothing", part)
@@ -247,25 +248,6 @@ def test_more_rounds_or_a_budget_do_not_change_the_noise() -> None:
     totals = [one.step().published.total for one in runs]
     assert torch.equal(totals[0], totals[1])
     assert torch.equal(totals[0], totals[2])
-
-
-def test_given_noise_keys() -> None:
-    """One key has the same noise whatever else is different: that is what it must not be used for.
-
-    A state belongs to its key.
-    """
-    key, other = NoiseKey.from_integer(1), NoiseKey.from_integer(2)
-    first, second = (
-        noise_of(run("local", trainer=Zeros(), noise_key=key, algorithm=FedAvg(rate, 4)))
-        for rate in (0.1, 0.2)
-    )
-    assert torch.equal(first, second)
-    simulation = run("local", noise_key=key)
-    run("local", noise_key=key).load_state(simulation.state())
-    for wrong in (None, other):
-        with pytest.raises(MismatchError, match="same simulation"):
-            run("local", noise_key=wrong).load_state(simulation.state())
-    assert key.secret.hex() not in simulation.state()["settings"]
 
 
 def test_models_count() -> None:
@@ -309,14 +291,14 @@ ADAPTIVE = [name for name in RUNS if name.startswith("adaptive")]
 @pytest.mark.parametrize("name", ADAPTIVE)
 def test_the_clip_moves_as_the_published_sums_say(name: str) -> None:
     simulation = run(name)
-    method, model = simulation.method, simulation.model
-    clips = [simulation.clip]
+    method, model = simulation.method, simulation.state.model
+    clips = [simulation.state.clip]
     for _ in range(6):
         published = simulation.step().published
         assert published.clip == clips[-1]
         method = method.after(published.total, count=published.count)
-        assert simulation.clip == method.round_clip
-        clips.append(simulation.clip)
+        assert simulation.state.clip == method.round_clip
+        clips.append(simulation.state.clip)
         model = simulation.advance(model, published)  # as a device that follows does
         assert torch.equal(model.weights, simulation.weights)
     assert len(set(clips)) == 7

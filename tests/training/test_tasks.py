@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from diffsketch.errors import ArgumentError, DataError, DiffSketchError
-from diffsketch.training.data import load_mnist
+from diffsketch.training.data import TASKS, load_mnist
 from diffsketch.training.defaults import TASK_DEFAULTS, TASK_TITLES
-from diffsketch.training.models import CharLSTM, LogisticRegression, SmallCNN, flatten
-from diffsketch.training.tasks import Devices, Examples, Task, check_task, load_task, task_kinds
+from diffsketch.training.models import CharLSTM, LogisticRegression, flatten
+from diffsketch.training.tasks import Devices, Examples, Task, check_task, load_task
 from tests.training.reference import write_images
 
 TEXT = "Shall I compare thee to a summer's day? Thou art more lovely and more temperate: "
@@ -87,7 +87,6 @@ def test_shakespeare_has_the_papers_roles() -> None:
     ("name", "model", "expected"),
     [
         ("mnist", None, LogisticRegression),
-        ("mnist", "cnn", SmallCNN),
         ("shakespeare", "lstm", CharLSTM),
     ],
 )
@@ -103,7 +102,7 @@ def test_models(name: str, model: str | None, expected: type[nn.Module]) -> None
     ("arguments", "message"),
     [
         ({"name": "mnits"}, "name must be that of a task, .*did you mean mnist?"),
-        ({"name": "mnist", "model": "lstm"}, "model must be one of logistic, cnn for mnist"),
+        ({"name": "mnist", "model": "lstm"}, "model must be logistic for mnist"),
         ({"name": "mnist", "workers": 0}, "workers must be "),
         ({"name": "mnist", "workers": True}, "workers must be "),
         ({"name": "mnist", "samples": -5}, "samples must be "),
@@ -126,8 +125,6 @@ def test_images_of_the_users(tmp_path: Path) -> None:
     assert sorted(task.devices.examples.labels.tolist()) == [0] * 4 + [1] * 4 + [2] * 4
     with pytest.raises(ArgumentError, match=r"must be <= 12, .*workers=10, samples=200"):
         load_task("mnist", data_dir=tmp_path)
-    with pytest.raises(DataError, match="28 x 28 pixels, found 4 x 4"):
-        load_task("mnist", model="cnn", workers=3, samples=4, data_dir=tmp_path)
     write_images(tmp_path, test_size=5)
     with pytest.raises(DataError, match=r"the size of the training images, \(4, 4\)"):
         load_task("mnist", workers=3, samples=4, data_dir=tmp_path)
@@ -164,16 +161,16 @@ def test_a_division_of_the_users_is_kept(tmp_path: Path) -> None:
     assert task.devices.names == ("A", "B")
     assert task.devices.sizes.tolist() == [90, 70]
     assert len(task.test) == 25
+    write_leaf(tmp_path / "all_data" / "a.json", {"A": 100, "C": 100})
+    assert load_task("shakespeare", data_dir=tmp_path).devices.names == ("A", "B")
+    # With half of the division gone, dividing the whole anew would mix the halves.
+    (tmp_path / "test" / "a.json").unlink()
+    with pytest.raises(DataError, match=r"no \*\.json in .*test: expected LEAF"):
+        load_task("shakespeare", data_dir=tmp_path)
 
 
 def test_tasks_by_name() -> None:
-    kinds = task_kinds()
-    assert list(kinds) == ["mnist", "mnist-devices", "shakespeare"]
-    assert [kind.models[0] for kind in kinds.values()] == ["logistic", "logistic", "lstm"]
-    assert [kind.models[0] for kind in kinds.values()] == [
-        TASK_DEFAULTS[name]["model"] for name in kinds
-    ]
-    assert list(kinds) == list(TASK_DEFAULTS) == list(TASK_TITLES)
+    assert list(TASKS) == list(TASK_DEFAULTS) == list(TASK_TITLES)
 
 
 class Pair(nn.Module):

@@ -1,29 +1,28 @@
 """The gradient of each record, for any module that `torch.func` takes.
 
-Linear and convolutional layers have a fast way: one pass over a piece of records gives every
-layer's input and the gradient of its output, and a record's gradient is their product. Models with
-any other trained layer go through `torch.func`. Both write to one buffer, a piece at a time, so
-that memory does not grow with the batch.
+Each record is a batch of its own for the module, and `vmap` computes a piece of them at a time, in
+one buffer: so memory does not grow with the batch.
 
 *A record's gradient must not depend on other records.* Claims bound what a record adds to a sum;
 if it also changed the last bits of others' gradients, which batched products may do, it would move
 the sum by more. So every piece has the same shape, with rows of zeros where there are no records,
 and `RecordGradients` tries on made-up records and weights whether a row has the same bits at every
-place and in any company. If not, records are taken one at a time. A module that changes its buffers
-while training would carry something of a record to later ones, and is refused.
+place and in any company. If not, records are taken one at a time. A module that writes to its
+buffers while training would carry something of a record to later ones, and is refused; a buffer
+that it assigns is gone after the call.
 """
 
 from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
-from torch.nn.functional import cross_entropy, unfold
+from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
@@ -33,12 +32,6 @@ Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 _LOG = logging.getLogger("diffsketch.silos")
 _PIECE = 64
-_TOLERANCE = 1e-3  # of the largest coordinate, between both ways to one gradient
-_RECORDS_TRIED = 4
-
-
-class _NoFastWay(Exception):  # noqa: N818 - caught here
-    """A layer was called more than once, or with something that the fast way does not know."""
 
 
 def check_separable(model: nn.Module) -> None:
@@ -80,11 +73,7 @@ class RecordGradients:
         self.model, self.loss, self.piece = model, loss or cross_entropy, piece
         self._names = [name for name, p in model.named_parameters() if p.requires_grad]
         check(bool(self._names), "model", "have parameters to train", model)
-        sizes = [dict(model.named_parameters())[name].numel() for name in self._names]
-        self._ends = torch.tensor(sizes).cumsum(0).tolist()
-        self.dim = self._ends[-1]
-        self._starts = dict(zip(self._names, [0, *self._ends], strict=False))
-        self._layers = _fast_layers(model, self._names)
+        self.dim = sum(p.numel() for p in model.parameters() if p.requires_grad)
         self._tried = False
 
     def pieces(self, inputs: Tensor, labels: Tensor) -> Iterator[Tensor]:
@@ -113,104 +102,37 @@ class RecordGradients:
 
     def _compute(self, inputs: Tensor, labels: Tensor, *, out: Tensor) -> None:
         """Write the gradients of a whole piece."""
-        if self._layers is not None:
-            try:
-                self._compute_fast(inputs, labels, self._layers, out)
-            except _NoFastWay:
-                self._layers = None
-        if self._layers is None:
-            self._compute_any(inputs, labels, out)
-
-    def _compute_apart(self, inputs: Tensor, labels: Tensor, out: Tensor) -> None:
-        """Write each record's gradient, computed in a piece of its own; NaN where that fails."""
-        alone = torch.empty_like(out)
-        for row in range(len(inputs)):
-            single = [torch.zeros_like(values) for values in (inputs, labels)]
-            for values, every in zip(single, (inputs, labels), strict=True):
-                values[0] = every[row]
-            try:
-                self._compute(single[0], single[1], out=alone)
-                out[row] = alone[0]
-            except Exception as error:
-                _LOG.warning("a record counts as zeros, as its gradient failed: %s", error)
-                out[row] = torch.nan
-
-    def _compute_any(self, inputs: Tensor, labels: Tensor, out: Tensor) -> None:
-        """Write gradients by `torch.func`."""
         values = dict(self.model.named_parameters())
         trained = {name: values[name].detach() for name in self._names}
         rest = {name: p.detach() for name, p in values.items() if name not in trained}
         rest |= dict(self.model.named_buffers())
 
         def loss_of(weights: dict[str, Tensor], record: Tensor, label: Tensor) -> Tensor:
-            scores = functional_call(self.model, {**rest, **weights}, (record[None],))
-            return self.loss(_scores(scores), label[None])
+            output = functional_call(self.model, {**rest, **weights}, (record[None],))
+            scores: Tensor = output if isinstance(output, Tensor) else output.logits
+            return self.loss(scores, label[None])
 
         gradients = vmap(grad(loss_of), in_dims=(None, 0, 0), randomness="different")
-        for name, gradient in gradients(trained, inputs, labels).items():
-            start = self._starts[name]
-            out[:, start : start + trained[name].numel()] = gradient.flatten(1)
+        of_records = gradients(trained, inputs, labels)
+        torch.cat([of_records[name].flatten(1) for name in self._names], dim=1, out=out)
 
-    def _compute_fast(
-        self, inputs: Tensor, labels: Tensor, names: Sequence[str], out: Tensor
-    ) -> None:
-        """Write gradients as products of the layers' inputs and the gradients of their outputs."""
-        seen: dict[str, tuple[Tensor, Tensor]] = {}
-        layers = {name: self.model.get_submodule(name) for name in names}
-
-        def keep(name: str) -> Callable[..., None]:
-            def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-                del module
-                if name in seen or len(args) != 1 or len(args[0]) != len(inputs):
-                    raise _NoFastWay
-                seen[name] = args[0].detach(), output
-
-            return hook
-
-        handles = [layer.register_forward_hook(keep(name)) for name, layer in layers.items()]
-        try:
-            with torch.enable_grad():
-                scores = _scores(self.model(inputs))
-                if self.loss is cross_entropy:
-                    total = cross_entropy(scores, labels, reduction="none").sum()
-                else:
-                    total = vmap(lambda s, y: self.loss(s[None], y[None]))(scores, labels).sum()
-                if len(seen) < len(layers):
-                    raise _NoFastWay
-                gradients = torch.autograd.grad(total, [output for _, output in seen.values()])
-        finally:
-            for handle in handles:
-                handle.remove()
-        for (name, (before, _)), gradient in zip(seen.items(), gradients, strict=True):
-            layer = layers[name]
-            prefix = f"{name}." if name else ""
-            if isinstance(layer, nn.Conv2d):
-                padding: Any = layer.padding  # numbers: a layer with a name for it has no fast way
-                before = unfold(before, layer.kernel_size, layer.dilation, padding, layer.stride)
-                gradient = gradient.flatten(2)
-                weight = torch.bmm(gradient, before.transpose(1, 2))
-                bias = gradient.sum(2)
-            else:
-                if gradient.dim() == 2:  # a subclass may flatten and convert its inputs
-                    before = before.flatten(1).to(gradient.dtype)
-                weight, bias = None, gradient
-                if gradient.dim() > 2:
-                    before, gradient = before.flatten(1, -2), gradient.flatten(1, -2)
-                    weight, bias = torch.bmm(gradient.transpose(1, 2), before), gradient.sum(1)
-            start = self._starts.get(f"{prefix}weight")
-            if start is not None:
-                matrix = layer.get_parameter("weight").flatten(1)
-                rows, cols = matrix.shape
-                target = out[:, start : start + rows * cols].view(-1, rows, cols)
-                if weight is None:
-                    torch.mul(gradient[:, :, None], before[:, None, :], out=target)
-                else:
-                    target.copy_(weight.view_as(target))
-            if (start := self._starts.get(f"{prefix}bias")) is not None:
-                out[:, start : start + bias.shape[1]] = bias
+    def _compute_apart(self, inputs: Tensor, labels: Tensor, out: Tensor) -> None:
+        """Write each record's gradient, computed in a piece of its own; NaN where that fails."""
+        alone = torch.empty_like(out)
+        for row in range(len(inputs)):
+            single, label = (
+                torch.cat([values[row : row + 1], torch.zeros_like(values[1:])])
+                for values in (inputs, labels)
+            )
+            try:
+                self._compute(single, label, out=alone)
+                out[row] = alone[0]
+            except Exception as error:
+                _LOG.warning("a record counts as zeros, as its gradient failed: %s", error)
+                out[row] = torch.nan
 
     def _try(self, inputs: Tensor, labels: Tensor) -> None:
-        """Once: compare both ways, and a record's bits at all places; refuse changing buffers.
+        """Once: compare a record's bits at all places; refuse what remembers.
 
         With made-up records and made-up weights: with those of the first round, which others may
         choose, and which are often zeros, much goes unnoticed.
@@ -231,43 +153,22 @@ class RecordGradients:
                 for weight in self.model.parameters():
                     scale = max(1, weight.shape[1:].numel()) ** -0.5
                     weight.copy_(scale * torch.randn(weight.shape, generator=generator))
-            first, second = made_up(inputs), made_up(labels)
-            gradients = first.new_empty((self.piece, self.dim), dtype=torch.float32)
-            buffers = _versions(self.model)
-            with torch.random.fork_rng(range(torch.cuda.device_count())):
-                self._compute(first, second, out=gradients)
-            changed = sorted({name for name, _, _ in _versions(self.model) ^ buffers})
-            check(not changed, "model", "not change its buffers while training", changed)
-            mixes = self._mixes(first, second, made_up(inputs), made_up(labels), gradients)
+            records = made_up(inputs), made_up(labels)
+            mixes = self._mixes(*records, made_up(inputs), made_up(labels))
             self.model.eval()  # without dropout, so that rows can be compared
-            self._compute(first, second, out=gradients)
-            if self._layers is not None:
-                few = min(_RECORDS_TRIED, self.piece)
-                slow = torch.empty_like(gradients[:few])
-                self._compute_any(first[:few], second[:few], slow)
-                gap = (slow - gradients[:few]).abs().max()
-                if not bool(gap <= _TOLERANCE * slow.abs().max()):  # parameters used elsewhere
-                    self._layers = None
-                    self._compute(first, second, out=gradients)
-            moved, company = torch.empty_like(gradients), made_up(inputs)
-            for shift in {1, self.piece // 2, self.piece - 1} & {*range(1, self.piece)}:
-                # Each record at another place, beside the same ones, then beside none but others.
-                self._compute(first.roll(shift, 0), second.roll(shift, 0), out=moved)
-                same = torch.equal(moved, gradients.roll(shift, 0))
-                company[shift], companions = first[0], second.roll(shift, 0)
-                self._compute(company, companions, out=moved)
-                if not (same and torch.equal(moved[shift], gradients[0])):
-                    self.piece = 1
-                    break
-            if mixes:
+            if mixes or self._moves_bits(*records, made_up(inputs)):
                 self.piece = 1
         finally:
             self.model = model
         self._tried = True  # not after an error: nothing may be computed before all of this holds
 
-    def _mixes(
-        self, inputs: Tensor, labels: Tensor, others: Tensor, their_labels: Tensor, out: Tensor
-    ) -> bool:
+    def _rows(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Gradients of a whole piece, in memory of their own."""
+        out = inputs.new_empty((self.piece, self.dim), dtype=torch.float32)
+        self._compute(inputs, labels, out=out)
+        return out
+
+    def _mixes(self, inputs: Tensor, labels: Tensor, others: Tensor, their_labels: Tensor) -> bool:
         """Whether a record's gradient in training depends on the records beside it.
 
         With the same draws of dropout, beside others that are far larger. And the same records must
@@ -277,54 +178,36 @@ class RecordGradients:
             sizes = torch.logspace(0, 30, self.piece).to(others)  # most far beyond any real record
             others = others * sizes.view(-1, *[1] * (others.dim() - 1))
         others[0], their_labels[0] = inputs[0], labels[0]
-        again = torch.empty_like(out)
 
-        def compute(rows: Tensor, their: Tensor, out: Tensor) -> None:
+        def rows_of(records: Tensor, of_records: Tensor) -> Tensor:
             with torch.random.fork_rng(range(torch.cuda.device_count())):  # the caller's goes on
                 torch.manual_seed(0)
-                self._compute(rows, their, out=out)
+                return self._rows(records, of_records)
 
-        compute(inputs, labels, out)
-        compute(others, their_labels, again)
-        mixes = not torch.equal(again[0], out[0])
-        compute(inputs, labels, again)
+        try:
+            rows = rows_of(inputs, labels)
+        except RuntimeError as error:  # torch.func refuses to write to what is not its own
+            raise ArgumentError(
+                "model must be one that torch.func takes, and must not change its buffers while "
+                f"training, got {type(self.model).__name__}: {error}"
+            ) from error
+        mixes = not torch.equal(rows_of(others, their_labels)[0], rows[0])
+        kept = torch.equal(rows_of(inputs, labels), rows)
         model = type(self.model).__name__
-        check(
-            torch.equal(again, out), "model", "remember nothing of the records it has seen", model
-        )
+        check(kept, "model", "remember nothing of the records it has seen", model)
         return mixes
 
-
-def _versions(model: nn.Module) -> set[tuple[str, int, int]]:
-    """Name the state of each buffer: another tensor, or one written to, has another."""
-    return {(name, id(values), values._version) for name, values in model.named_buffers()}
-
-
-def _scores(output: Any) -> Tensor:
-    scores: Tensor = output if isinstance(output, Tensor) else output.logits
-    return scores
-
-
-def _fast_layers(model: nn.Module, names: list[str]) -> list[str] | None:
-    """Name all layers with trained parameters, if there is a fast way for each of them."""
-    layers, covered = list[str](), 0
-    for name, module in model.named_modules():
-        if getattr(module, "inplace", False):
-            return None  # the gradient of an output that is written over is another's
-        if not any(parameter.requires_grad for parameter in module.parameters(recurse=False)):
-            continue
-        # What a subclass of Linear computes is compared with `torch.func`, as all else here.
-        plain = isinstance(module, nn.Linear) or (
-            type(module) is nn.Conv2d
-            and module.groups == 1
-            and module.padding_mode == "zeros"
-            and not isinstance(module.padding, str)
-        )
-        if not plain:
-            return None
-        layers.append(name)
-        covered += len(list(module.parameters(recurse=False)))
-    return layers if covered >= len(names) else None
+    def _moves_bits(self, inputs: Tensor, labels: Tensor, company: Tensor) -> bool:
+        """Whether a record's bits depend on its place, or on the records beside it."""
+        rows = self._rows(inputs, labels)
+        for shift in {1, self.piece // 2, self.piece - 1} & {*range(1, self.piece)}:
+            # Each record at another place, beside the same ones, then beside none but others.
+            moved_labels = labels.roll(shift, 0)
+            company[shift] = inputs[0]
+            same = torch.equal(self._rows(inputs.roll(shift, 0), moved_labels), rows.roll(shift, 0))
+            if not (same and torch.equal(self._rows(company, moved_labels)[shift], rows[0])):
+                return True
+        return False
 
 
 def opacus_gradients(model: nn.Module) -> Tensor:

@@ -121,8 +121,8 @@ def _secret_random(noise: Noise) -> Iterator[None]:
         return
     devices = torch.cuda.device_count()
     with torch.random.fork_rng(range(devices)):
-        # Not by torch.manual_seed, which formats the stack where there is no GPU: for a small
-        # message that takes longer than all else.
+        # Not by torch.manual_seed: it seeds devices that are not restored afterwards, and takes
+        # longer than all else of a small message.
         torch.default_generator.manual_seed(secrets.randbits(63))
         if devices:
             torch.cuda.manual_seed_all(secrets.randbits(63))

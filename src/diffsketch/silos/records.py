@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -89,21 +90,11 @@ class Records:
 
     def _merged(self, pieces: Iterator[Tensor], owners: Tensor) -> Iterator[Tensor]:
         """Merge the vectors of each person's records, in their order, to their mean."""
-        start, merged, count = 0, torch.zeros(0), 0
-        for piece in pieces:
-            ready = []
-            for row in range(len(piece)):
-                at = start + row
-                if at == 0 or owners[at] != owners[at - 1]:
-                    if at:
-                        ready.append(merged / count)
-                    merged, count = torch.zeros_like(piece[0]), 0
-                merged, count = merged + piece[row], count + 1
-            start += len(piece)
-            if ready:
-                yield torch.stack(ready)
-        if count:
-            yield (merged / count)[None]
+        rows = (row for piece in pieces for row in piece)
+        _, counts = torch.unique_consecutive(owners, return_counts=True)
+        for count in counts.tolist():
+            # Added up as they come: a piece is written over the one before it.
+            yield sum(islice(rows, count), start=torch.zeros(()))[None] / count
 
     def message(
         self,

@@ -16,7 +16,7 @@ _PROBED = 16  # examples that a loss is tried with
 _DIGEST_BYTES = 16  # collisions need 2**64 attempts
 
 
-def run_identity(task: Task, seed: int, settings: str, *, noise_key: NoiseKey | None) -> str:
+def run_identity(task: Task, seed: int, settings: str) -> str:
     """Describe the run that a state belongs to. Reads all data: 0.2 s for 188 MB.
 
     Guarantees (`tests/training/test_simulation_state.py`): the same for the same run, on any
@@ -26,7 +26,6 @@ def run_identity(task: Task, seed: int, settings: str, *, noise_key: NoiseKey | 
         task: The task.
         seed: Seed of the run.
         settings: Everything else that changes a release.
-        noise_key: Key of the noise, if it was an argument.
     """
     # The test set as well: all evaluations of a continued run are of one set.
     devices, test = task.devices, task.test
@@ -41,7 +40,7 @@ def run_identity(task: Task, seed: int, settings: str, *, noise_key: NoiseKey | 
         text += f", loss={_digest(_name_of(task.loss).encode())}"
     if task.keep_local:
         text += ", keep_local=True"
-    return text if noise_key is None else f"{text}, noise_key={_digest(noise_key.secret)}"
+    return text
 
 
 def _name_of(loss: Loss) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -130,30 +129,6 @@ class LogisticRegression(nn.Linear):
         return super().forward(inputs.flatten(1).to(self.weight.dtype))
 
 
-class SmallCNN(nn.Module):
-    """Two convolutions of stride 2 and a dense layer, for MNIST: 11,274 parameters."""
-
-    def __init__(self, *, classes: int = 10, seed: int = 0) -> None:
-        super().__init__()
-        # Without memory at first: there, constructors do not draw from the global generator.
-        with torch.device("meta"):
-            self.first = nn.Conv2d(1, 8, kernel_size=5, stride=2, padding=2)
-            self.second = nn.Conv2d(8, 16, kernel_size=5, stride=2, padding=2)
-            self.output = nn.Linear(16 * 7 * 7, classes)
-        self.to_empty(device="cpu")
-        generator = _generator(seed)
-        for layer, fan_in in ((self.first, 25), (self.second, 200), (self.output, 784)):
-            _uniform(layer.parameters(), fan_in**-0.5, generator)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Compute scores `(batch, classes)` of images `(batch, 28, 28)` or `(batch, 784)`."""
-        hidden = images.to(torch.float32).reshape(-1, 1, 28, 28)
-        hidden = torch.relu(self.first(hidden))
-        hidden = torch.relu(self.second(hidden))
-        scores: Tensor = self.output(hidden.flatten(1))
-        return scores
-
-
 class CharLSTM(nn.Module):
     """The character model for Shakespeare: an LSTM with exactly the paper's 39,720 parameters.
 
@@ -179,9 +154,12 @@ class CharLSTM(nn.Module):
             self.register_parameter(f"bias_{layer}", nn.Parameter(torch.empty(rows)))
         self.output = nn.Parameter(torch.empty(letters, hidden))
         self.output_bias = nn.Parameter(torch.empty(letters))
-        generator = _generator(seed)
-        _uniform(list(self.parameters())[1:], hidden**-0.5, generator)
+        check(type(seed) is int, "seed", "be an int", seed)
+        # A generator of its own: runs must not depend on who has used the global one.
+        generator, bound = torch.Generator().manual_seed(seed), hidden**-0.5
         with torch.no_grad():
+            for parameter in list(self.parameters())[1:]:  # as torch's own layers do
+                parameter.uniform_(-bound, bound, generator=generator)
             self.embedding.normal_(generator=generator)
 
     def forward(self, windows: Tensor) -> Tensor:
@@ -210,16 +188,3 @@ class CharLSTM(nn.Module):
             weights.append(torch.zeros_like(weights[-1]))
         grad = torch.is_grad_enabled()
         return torch.lstm(inputs, (start, start), weights, True, 2, 0.0, grad, False, False)[0]
-
-
-def _generator(seed: int) -> torch.Generator:
-    check(type(seed) is int, "seed", "be an int", seed)
-    # A generator of its own: runs must not depend on who has used the global one.
-    return torch.Generator().manual_seed(seed)
-
-
-def _uniform(parameters: Iterable[Tensor], bound: float, generator: torch.Generator) -> None:
-    """Fill with uniform numbers in [-bound, bound], as torch's own layers do."""
-    with torch.no_grad():
-        for parameter in parameters:
-            parameter.uniform_(-bound, bound, generator=generator)

@@ -6,12 +6,12 @@ import logging
 import math
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -57,6 +57,7 @@ from diffsketch.training.sampling import AllDevices, PoissonDevices, Sampler, Un
 from diffsketch.training.tasks import Task, check_task
 
 Hashes: TypeAlias = Literal["fresh", "fixed"]
+OnMeasured: TypeAlias = Callable[[dict[str, Any], bool], object]
 _Indices: TypeAlias = npt.NDArray[np.int64]
 
 _LOGGER = logging.getLogger(__name__)
@@ -70,6 +71,7 @@ class Ending(NamedTuple):
 
     kind: str
     reason: str = ""
+    error: DiffSketchError | None = None  # of the round that could not be done
 
 
 class Diverged(DiffSketchError):  # noqa: N818 - it says what happened
@@ -177,7 +179,7 @@ class Simulation:
     """A run of distributed SGD or FedAvg, round by round.
 
     All randomness follows from the arguments, the round and the device, so the arguments
-    determine a run: `state` is small, and `load_state` continues to the same bits.
+    determine a run: `state_dict` is small, and `load_state_dict` continues to the same bits.
 
     Runs with one seed have the same devices, batches and hashes, whatever their method, and the
     same noise only if everything else that changes a release is the same too, the data included
@@ -203,8 +205,6 @@ class Simulation:
         server: How the mean is applied.
         hashes: `fresh` in each round, or `fixed` to those of the first.
         budget: Where to stop. Only proven claims can be within one.
-        noise_key: Secret of the noise, which otherwise follows from the other arguments. One key
-            is for one release: never give it to runs that differ in anything.
 
     Raises:
         ArgumentError: Options do not go together.
@@ -224,7 +224,6 @@ class Simulation:
         server: ServerOptimizer | None = None,
         hashes: Hashes = "fresh",
         budget: Budget | None = None,
-        noise_key: NoiseKey | None = None,
     ) -> None:
         check_whole("rounds", rounds, least=1)
         check_whole("seed", seed, least=0, most=2**256 - 1)
@@ -252,12 +251,12 @@ class Simulation:
             check_whole("sampler", sampler, least=1, most=devices)
             sampler = UniformSampler(devices, sampler, seed)
         self.sampler, self.server = sampler, server or ServerOptimizer()
-        self._given_noise_key, self._key = noise_key, SketchKey.from_integer(seed)
-        self.history: list[dict[str, Any]] = []  # rows of the rounds that `run` did
+        self._key = SketchKey.from_integer(seed)
+        self.history: list[dict[str, Any]] = []  # rows of the rounds that `train` did
         self.curve: list[dict[str, Any]] = []  # what it measured, as files of runs have it
-        self.ending: Ending | None = None  # where `run` stopped early
+        self.ending: Ending | None = None  # of `train`, until another round is done
         self._ran: dict[str, Any] = {}  # arguments of `run`
-        self._best: tuple[float, Tensor] | None = None  # smallest loss of these, and its weights
+        self._best: Tensor | None = None  # weights of the smallest loss in the curve
         self._saturation = SaturationWatch()
         self._check_options()
         self._records: tuple[Records, ...] = ()
@@ -294,7 +293,7 @@ class Simulation:
         # A model for each worker, as each applies a mask of its own.
         if algorithm.correction == "drift":
             weights = weights.repeat(devices, 1)
-        self._state = RunState(
+        self.state = RunState(
             round_index=0,
             model=self.server.start(weights),
             participation=Participation(devices if sampler.fixed_size else 1, budget, planned),
@@ -347,71 +346,50 @@ class Simulation:
             f"method={self.method}, algorithm={self.algorithm}, sampler={self.sampler}, "
             f"server={self.server}, hashes={self.hashes!r}{planned}"
         )
-        return run_identity(self.task, self.seed, settings, noise_key=self._given_noise_key)
+        return run_identity(self.task, self.seed, settings)
 
     @cached_property
     def noise_key(self) -> NoiseKey:
-        """Key of the noise: the argument, or one that changes with anything in the run."""
-        if self._given_noise_key is not None:
-            return self._given_noise_key
+        """Key of the noise, which changes with anything in the run."""
         return run_noise_key(self.task, self.seed, self.identity)
 
     @property
     def round_index(self) -> int:
         """Index of the next round: the number of rounds, without a last one that diverged."""
-        return self._state.round_index
-
-    @property
-    def model(self) -> ModelState:
-        """Weights and memory of the server rule."""
-        return self._state.model
+        return self.state.round_index
 
     @property
     def weights(self) -> Tensor:
         """Weights of the model, `(dim,)`; the mean of the workers' models where they drift."""
-        weights = self._state.model.weights
+        weights = self.state.model.weights
         return weights if weights.dim() == 1 else weights.mean(dim=0)
 
     @property
     def best_weights(self) -> Tensor:
         """Weights of the smallest loss that `run` measured."""
-        check(self._best is not None, "best", "follow a run that measured a loss", True)
-        return cast("tuple[float, Tensor]", self._best)[1]
+        if self._best is None:
+            raise ArgumentError("best must follow a run that measured a loss, got best=True")
+        return self._best
 
     @property
     def drift(self) -> float | None:
         """Distance between the workers' models (`relative_drift`), where they may drift."""
-        return relative_drift(self._state.model.weights)
-
-    @property
-    def clip(self) -> float | None:
-        """Clip of the next round, for methods whose clip adapts; else None."""
-        return self._state.clip
+        return relative_drift(self.state.model.weights)
 
     @property
     def bytes_up(self) -> int:
         """Bytes sent by all devices so far, headers included."""
-        return self._state.bytes_up
+        return self.state.bytes_up
 
     @property
     def bytes_down(self) -> int:
         """Bytes sent to all devices so far, headers included."""
-        return self._state.bytes_down
-
-    @property
-    def progress(self) -> RunProgress:
-        """Sums over all rounds so far."""
-        return self._state.progress
-
-    @property
-    def participation(self) -> Participation:
-        """Accounts of the clients."""
-        return self._state.participation
+        return self.state.bytes_down
 
     @property
     def claim(self) -> Claim:
         """Weakest claim of the rounds so far (`Participation.claim`), or what is planned."""
-        claim = self._state.participation.claim
+        claim = self.state.participation.claim
         assert claim is not None  # noqa: S101 (it has what is planned)
         return claim
 
@@ -420,7 +398,7 @@ class Simulation:
 
         A `proven` one is about the same run with exact noise, and says `simulated`.
         """
-        return self._state.participation.epsilon(delta)
+        return self.state.participation.epsilon(delta)
 
     def evaluate(self) -> tuple[float, float]:
         """Compute loss and accuracy on the test set; for drifting models, their averages.
@@ -428,7 +406,7 @@ class Simulation:
         Accuracy is NaN where labels are no classes.
         """
         # One row for each model: several where workers drift apart.
-        rows = self._state.model.weights.view(-1, self.method.dim)
+        rows = self.state.model.weights.view(-1, self.method.dim)
         scores = [self.trainer.evaluate(row, self._test) for row in rows]
         return sum(loss for loss, _ in scores) / len(rows), sum(a for _, a in scores) / len(rows)
 
@@ -456,8 +434,9 @@ class Simulation:
     ) -> str:
         """Run the remaining rounds. Returns why it stopped early, or an empty string.
 
-        It stops early where one more round would exceed the budget. Each round adds a row to
-        `history`, and a line to the logger `diffsketch.training.simulation`.
+        It stops early where one more round would exceed the budget, or the loss is no finite
+        number. Each round adds a row to `history`, and a line to the logger
+        `diffsketch.training.simulation`.
 
         Args:
             on_round: Called with the `RoundSummary` of each round.
@@ -475,42 +454,104 @@ class Simulation:
         if patience is not None:
             check_whole("patience", patience, least=1)
         self._ran = {"evaluate_every": every, "patience": patience}
-        begin = len(self.curve)
-        if self.round_index == 0 and not self.curve:
-            self._keep(self.summary(measured=True))
-        try:
-            while self.round_index < self.rounds:
-                begun = time.monotonic()
-                result = self.step()
-                seconds = time.monotonic() - begun
-                done = self.round_index
-                measured = done % every == 0 or done == self.rounds
-                summary = self.summary(result, measured=measured, seconds=seconds)
-                self.history.append(summary.row())
-                if measured:
-                    self._keep(summary)
-                announce(summary, on_round, _LOGGER)
-                if measured and stalled([point["loss"] for point in self.curve[begin:]], patience):
-                    reason = f"the loss has not fallen for {patience} evaluations"
-                    self.ending = Ending("early", reason)
-                    return reason
-        except BudgetExceeded as error:
-            if self.round_index == 0:
-                raise ArgumentError(f"budget must allow one round at least: {error}") from error
-            self.ending = Ending("budget", str(error))
-            return str(error)
-        except Diverged as error:
-            self.ending = Ending("diverged", str(error))
-            raise
-        return ""
+        ending = self.train(
+            evaluate_every=every, patience=patience, since=len(self.curve), on_round=on_round
+        )
+        if ending.kind == "budget" and self.round_index == 0:
+            reason = f"budget must allow one round at least: {ending.reason}"
+            raise ArgumentError(reason) from ending.error
+        if isinstance(ending.error, Diverged):
+            raise ending.error
+        return ending.reason
 
-    def _keep(self, summary: RoundSummary) -> None:
+    def train(
+        self,
+        *,
+        evaluate_every: int,
+        patience: int | None,
+        since: int = 0,
+        delta: float | None = None,
+        on_round: OnRound | None = None,
+        on_measured: OnMeasured | None = None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> Ending:
+        """Run the remaining rounds: the loop of `run`, and of runs that are kept in directories.
+
+        Args:
+            evaluate_every: Rounds between measurements.
+            patience: As in `run`.
+            since: Row of `curve` from which on patience counts.
+            delta: Delta of the measured epsilon, if not that of `run`.
+            on_round: Called with the `RoundSummary` of each round.
+            on_measured: Called with each new row of `curve`, and whether its loss is the smallest.
+            stop: Asked before each round; True interrupts the run.
+        """
+        if not self.curve:
+            self._measure(self._summary(delta), on_measured)
+        while (ending := self._ending(patience, since)) is None:
+            if stop():
+                return Ending("interrupted", self._rounds_done)
+            begun = time.monotonic()
+            try:
+                result = self.step()
+            except (BudgetExceeded, Diverged) as error:
+                kind = "budget" if isinstance(error, BudgetExceeded) else "diverged"
+                ending = Ending(kind, str(error), error)
+                break
+            seconds, done = time.monotonic() - begun, self.round_index
+            measured = done % evaluate_every == 0 or done == self.rounds
+            summary = self._summary(delta, result, measured=measured, seconds=seconds)
+            self.history.append(summary.row())
+            if measured:
+                self._measure(summary, on_measured)
+            announce(summary, on_round, _LOGGER)
+        # The last round is measured, whichever it was.
+        if self.curve[-1]["round"] != self.round_index:
+            self._measure(self._summary(delta), on_measured)
+        self.ending = ending
+        return ending
+
+    def _ending(self, patience: int | None, since: int) -> Ending | None:
+        """Tell whether there is nothing left to do, and why."""
+        if self.state.ended:
+            return Ending("diverged", self.state.ended, Diverged(self.state.ended))
+        losses = [row["loss"] for row in self.curve]
+        if losses[-1] is None:
+            return Ending("diverged", f"the loss after {self._rounds_done} is not a finite number")
+        if self.round_index == self.rounds:
+            return Ending("finished")
+        if stalled(losses[since:], patience):
+            return Ending("early", f"the loss has not fallen for {patience} evaluations")
+        return None
+
+    @property
+    def _rounds_done(self) -> str:
+        return "1 round" if self.round_index == 1 else f"{self.round_index:,} rounds"
+
+    def _measure(self, summary: RoundSummary, on_measured: OnMeasured | None) -> None:
         """Keep what was measured, and the weights if no loss was smaller."""
-        loss = summary.loss
-        # NaN is never the smallest.
-        if loss is not None and loss < (math.inf if self._best is None else self._best[0]):
-            self._best = loss, self.weights.clone()
-        self.curve.append(self.measurement(summary))
+        state, progress, loss = self.state, self.state.progress, finite(summary.loss)
+        moving = {
+            "drift": self.drift, "clip": state.clip, "saturated_share": progress.saturated_share,
+        }  # fmt: skip
+        row = {
+            "round": summary.round,
+            "loss": loss,
+            "accuracy": finite(summary.accuracy),
+            "bytes_up": summary.bytes_up,
+            "bytes_down": summary.bytes_down,
+            "epsilon": None if summary.epsilon is None else summary.epsilon.to_json(),
+            "noised_share": progress.noised_share,
+            "left_out": progress.left_out,
+            **{name: value for name, value in moving.items() if value is not None},
+        }
+        losses = [before["loss"] for before in self.curve if before["loss"] is not None]
+        is_best = loss is not None and loss < min(losses, default=math.inf)
+        if is_best:
+            self._best = self.weights.clone()
+        self.curve.append(row)
+        if on_measured is not None:
+            on_measured(row, is_best)
 
     def save(self, directory: Path | str) -> None:
         """Write the run so far to a directory, as `diffsketch.train` would have kept it.
@@ -527,17 +568,17 @@ class Simulation:
         check(empty, "directory", "be new or empty", str(path))
         diffsketch.train(self, path, stop=lambda: True, **self._ran)
 
-    def summary(
+    def _summary(
         self,
+        delta: float | None,
         result: RoundResult | None = None,
         *,
-        measured: bool,
+        measured: bool = True,
         seconds: float | None = None,
-        delta: float | None = None,
     ) -> RoundSummary:
         """Summarise the round that was just done; loss, accuracy and epsilon if `measured`."""
         loss, accuracy = self.evaluate() if measured else (None, None)
-        budget = self._state.participation.budget
+        budget = self.state.participation.budget
         if delta is None:
             delta = _DELTA if budget is None else budget.delta
         left_out = () if result is None else result.left_out
@@ -546,25 +587,6 @@ class Simulation:
             self.epsilon(delta) if measured else None,
             dict.fromkeys(left_out, "its vector has NaN or infinite values"), seconds,
         )  # fmt: skip
-
-    def measurement(self, summary: RoundSummary) -> dict[str, Any]:
-        """Describe the run so far, by a summary with what was measured: for files of runs."""
-        moving = {
-            "drift": self.drift,
-            "clip": self.clip,
-            "saturated_share": self.progress.saturated_share,
-        }
-        return {
-            "round": summary.round,
-            "loss": finite(summary.loss),
-            "accuracy": finite(summary.accuracy),
-            "bytes_up": summary.bytes_up,
-            "bytes_down": summary.bytes_down,
-            "epsilon": None if summary.epsilon is None else summary.epsilon.to_json(),
-            "noised_share": self.progress.noised_share,
-            "left_out": self.progress.left_out,
-            **{name: value for name, value in moving.items() if value is not None},
-        }
 
     def step(self) -> RoundResult:
         """Run the next round.
@@ -579,13 +601,13 @@ class Simulation:
                 before.
             ArgumentError: All rounds are done, or the sampler draws devices more than once.
         """
-        if self._state.ended:
-            raise Diverged(self._state.ended)
+        if self.state.ended:
+            raise Diverged(self.state.ended)
         self.ending = None
         # A function of the state: whatever it raises, or wherever it is interrupted, the state
         # stays.
-        state, result = self._round(self._state)
-        self._state = state
+        state, result = self._round(self.state)
+        self.state = state
         if state.ended:
             raise DivergedRound(state.ended, result)
         return result
@@ -830,9 +852,9 @@ class Simulation:
         step = self.algorithm.step * self.server.factor(published.round_index, self.rounds)
         return self.server.advance(model, published, method=method, step=step, correct=correct)
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return everything that is needed to continue: tensors, numbers and texts."""
-        state, memory = self._state, self._state.model.memory
+        state, memory = self.state, self.state.model.memory
         tensors = {"weights": state.model.weights, "synced": torch.from_numpy(state.synced)}
         tensors |= {f"memory.{name}": value for name, value in memory.items()}
         saved: dict[str, Any] = {"settings": self.identity, "progress": asdict(state.progress)}
@@ -842,8 +864,8 @@ class Simulation:
             saved["clip"] = state.clip
         return saved | state.participation.state(ACCOUNTS)
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state`, in a simulation with the same arguments.
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `state_dict`, in a simulation with the same arguments.
 
         Raises:
             MismatchError: The state is of a simulation with other settings or data, or incomplete.
@@ -852,7 +874,7 @@ class Simulation:
             why = difference(self.identity, str(state.get("settings")))
             raise MismatchError(f"the state must be that of the same simulation, but {why}")
         # Shapes are those of this simulation: a state of another would fail rounds later.
-        for name, value in self.state().items():
+        for name, value in self.state_dict().items():
             if name.startswith(f"{ACCOUNTS}paid."):
                 continue  # of claims that the other simulation need not have made
             if name not in state:
@@ -860,7 +882,7 @@ class Simulation:
             if isinstance(value, Tensor) and state[name].shape != value.shape:
                 wanted, shape = tuple(value.shape), tuple(state[name].shape)
                 raise MismatchError(f"{name} must have the shape {wanted}, got {shape}")
-        before = self._state
+        before = self.state
 
         def copied(name: str) -> Tensor:
             tensor: Tensor = state[name].to(before.model.weights.device).clone()
@@ -868,7 +890,7 @@ class Simulation:
 
         # Copies, as whoever gave the state may use its tensors again.
         memory = {name: copied(f"memory.{name}") for name in before.model.memory}
-        self._state = RunState(
+        self.state = RunState(
             **{name: state[name] for name in _PLAIN},
             model=ModelState(copied("weights"), memory),
             participation=before.participation.restored(state, ACCOUNTS),

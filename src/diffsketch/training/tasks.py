@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import copy
-import pkgutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from functools import cache, cached_property
-from importlib import import_module
+from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -21,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from diffsketch.errors import ArgumentError, DataError, check, check_whole, nearest
+from diffsketch.training.defaults import TASK_DEFAULTS
 from diffsketch.training.models import WeightLayout, working_copy
 
 Array: TypeAlias = Tensor | npt.ArrayLike
@@ -350,34 +348,6 @@ def check_task(task: Task, model: nn.Module) -> None:
             )
 
 
-@dataclass(frozen=True)
-class TaskKind:
-    """A built-in task: a data set, its division among devices, and the models for it.
-
-    Its title and the default settings of a run on it are in `diffsketch.training.defaults`.
-
-    Args:
-        name: Name in settings.
-        models: Names of its models; the first is the default.
-        load: Makes the task from the name of a model, the numbers of workers and samples, the
-            user's directory (each may be None) and the seed.
-    """
-
-    name: str
-    models: tuple[str, ...]
-    load: Callable[..., Task]
-
-
-@cache
-def task_kinds() -> Mapping[str, TaskKind]:
-    """Return the tasks by name: those in `TASKS` of each module of `diffsketch.training.data`."""
-    from diffsketch.training import data  # it imports this module
-
-    names = sorted(info.name for info in pkgutil.iter_modules(data.__path__))
-    modules = (import_module(f"{data.__name__}.{name}") for name in names)
-    return MappingProxyType({kind.name: kind for module in modules for kind in module.TASKS})
-
-
 def load_task(
     name: str,
     *,
@@ -393,8 +363,8 @@ def load_task(
     same seed gives the same task.
 
     Args:
-        name: One of `task_kinds`.
-        model: One of the task's models; None takes the first.
+        name: `mnist`, `mnist-devices` or `shakespeare`.
+        model: The task's model, if given.
         workers: Number of devices that hold data; None takes the paper's number (for a user's
             Shakespeare at most that number).
         samples: Number of examples of each device, for the MNIST tasks.
@@ -411,15 +381,15 @@ def load_task(
     >>> len(task.devices), task.devices.examples.inputs.shape, len(task.test)
     (5, torch.Size([100, 784]), 10000)
     """
-    kinds = task_kinds()
-    if name not in kinds:
-        hint = nearest(name, kinds)
+    from diffsketch.training.data import TASKS  # which imports this module
+
+    if name not in TASKS:
+        hint = nearest(name, TASKS)
         raise ArgumentError(f"name must be that of a task, got name={name!r}; {hint}")
-    kind = kinds[name]
-    chosen = kind.models[0] if model is None else model
-    check(chosen in kind.models, "model", f"be one of {', '.join(kind.models)} for {name}", chosen)
+    usual = TASK_DEFAULTS[name]["model"]
+    check(model in (None, usual), "model", f"be {usual} for {name}", model)
     for argument, number in (("workers", workers), ("samples", samples)):
         if number is not None:
             check_whole(argument, number, least=1)
     directory = None if data_dir is None else Path(data_dir)
-    return kind.load(chosen, workers, samples, directory, seed)
+    return TASKS[name](workers, samples, directory, seed)

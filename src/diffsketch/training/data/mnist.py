@@ -3,42 +3,21 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import math
 import struct
 import zlib
-from functools import partial
-from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import IO, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from diffsketch.errors import ArgumentError, DataError, check
+from diffsketch.training.data.embedded import embedded_file, require, verify_sha256
 from diffsketch.training.defaults import TASK_DEFAULTS
-from diffsketch.training.models import LogisticRegression, SmallCNN
-from diffsketch.training.tasks import Devices, Examples, Task, TaskKind
-
-
-def embedded_file(name: str) -> Traversable:
-    """Return the embedded file called `name`; one that does not exist fails when it is opened."""
-    return files("diffsketch.training.data") / "files" / name
-
-
-def require(condition: bool, origin: object, problem: str) -> None:
-    """Raise a `DataError` that names the file and the problem unless the condition holds."""
-    if not condition:
-        raise DataError(f"{origin}: {problem}")
-
-
-def verify_sha256(content: bytes | bytearray, expected: str, *, origin: object) -> None:
-    """Raise a `DataError` unless `content` has the SHA-256 `expected`."""
-    digest = hashlib.sha256(content).hexdigest()
-    problem = f"checksum failure: expected SHA-256 {expected}, found {digest}"
-    require(digest == expected, origin, problem)
-
+from diffsketch.training.models import LogisticRegression
+from diffsketch.training.tasks import Devices, Examples, Task
 
 MAX_BYTES = 2**31
 """Largest number of data bytes in a header; the largest relatives of MNIST need a third of it."""
@@ -173,13 +152,8 @@ def load_mnist(directory: Path | str | None = None, *, split: Literal["train", "
     return Examples(images, labels)
 
 
-def _load_task(
-    name: str,
-    model: str,
-    workers: int | None,
-    samples: int | None,
-    directory: Path | None,
-    seed: int,
+def load_images(
+    name: str, workers: int | None, samples: int | None, directory: Path | None, seed: int
 ) -> Task:
     """Give images to workers, drawn at random without replacement, and keep all test images.
 
@@ -203,13 +177,7 @@ def _load_task(
         )
     # From both halves: a class that only the test set has must not be out of the model's range.
     classes = max(2, int(train.labels.max()) + 1, int(test.labels.max()) + 1)
-    if model == "cnn" and (height, width) != (28, 28):
-        raise DataError(f"model cnn needs images of 28 x 28 pixels, found {height} x {width}")
-
-    def make(seed: int) -> nn.Module:
-        if model == "logistic":
-            return LogisticRegression(height * width, classes)
-        return SmallCNN(classes=classes, seed=seed)
+    model = LogisticRegression(height * width, classes)
 
     def examples(images: Tensor, labels: Tensor) -> Examples:
         return Examples(images.flatten(1).to(torch.float32).div_(255), labels)
@@ -220,12 +188,4 @@ def _load_task(
     starts = torch.arange(0, workers * samples + 1, samples)
     names = tuple(f"worker-{number}" for number in range(workers))
     held = examples(train.inputs[taken], train.labels[taken])
-    return Task(name, Devices(held, starts, names), examples(test.inputs, test.labels), make)
-
-
-_MODELS = ("logistic", "cnn")
-
-TASKS = tuple(
-    TaskKind(name, _MODELS, partial(_load_task, name)) for name in ("mnist", "mnist-devices")
-)
-"""MNIST at 10 workers of 200 images each, and the paper's MNIST*: 6,000 devices of 10 each."""
+    return Task(name, Devices(held, starts, names), examples(test.inputs, test.labels), model)

@@ -7,17 +7,17 @@ import lzma
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from diffsketch.errors import DataError, check
-from diffsketch.training.data.mnist import embedded_file, require, verify_sha256
+from diffsketch.training.data.embedded import embedded_file, require, verify_sha256
 from diffsketch.training.defaults import TASK_DEFAULTS
 from diffsketch.training.models import CharLSTM
-from diffsketch.training.tasks import Devices, Examples, Task, TaskKind
+from diffsketch.training.tasks import Devices, Examples, Task
 
 LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """The 80 characters of LEAF's Shakespeare task, in its order: a character's code is its place."""
@@ -26,9 +26,9 @@ WINDOW = 80
 """Characters in one input, as in LEAF."""
 
 _ROLES = int(TASK_DEFAULTS["shakespeare"]["workers"])
-_SMALLEST, _LARGEST = 64, 2200  # of the paper's experiment: see `_load_task`
+_SMALLEST, _LARGEST = 64, 2200  # of the paper's experiment: see `load_plays`
 _TRAINED = 0.8  # share of a role's samples, rounded down
-_HALVES: tuple[Literal["train", "test"], ...] = ("train", "test")
+_HALVES = ("train", "test")
 # From a byte of ASCII to a character's code; bytes outside `LETTERS` are refused before.
 _CODES = bytes(max(LETTERS.find(chr(byte)), 0) for byte in range(256))
 
@@ -135,17 +135,11 @@ def load_role_texts() -> dict[str, str]:
     return {name: said for name, said in roles.items() if said.strip()}
 
 
-def _leaf_files(directory: Path, split: Literal["all", "train", "test"]) -> list[Path]:
-    """List the JSON files of one split by name; none if the directory has no division at all.
-
-    A missing half of the division is an error: dividing all samples anew would test on samples of
-    the other half.
-    """
+def _leaf_files(directory: Path, *folders: str) -> list[Path]:
+    """List the JSON files of the first of these folders that has any, by name."""
+    places = [directory / folder for folder in folders]
     try:
         require(directory.is_dir(), directory, "expected a directory with LEAF's JSON, found none")
-        if split != "all" and not any((directory / half).is_dir() for half in _HALVES):
-            return []
-        places = [directory / "all_data", directory] if split == "all" else [directory / split]
         for place in places:
             if paths := sorted(path for path in place.glob("*.json") if path.is_file()):
                 return paths
@@ -216,9 +210,7 @@ def _texts(record: dict[str, Any], key: str, length: int, where: str) -> list[st
     return texts
 
 
-def load_shakespeare(
-    directory: Path | str | None = None, *, split: Literal["all", "train", "test"] = "all"
-) -> dict[str, Examples]:
+def load_shakespeare(directory: Path | str | None = None) -> dict[str, Examples]:
     """Load Shakespeare as next-character samples by role.
 
     Inputs are codes of windows, uint8, shape (count, 80); labels the code of the next character.
@@ -227,17 +219,13 @@ def load_shakespeare(
     The roles of the paper's experiment are those of `load_task("shakespeare")`.
 
     Args:
-        directory: A directory with LEAF's JSON: `all_data/*.json` (or `*.json` directly in it)
-            for all samples, `train/*.json` and `test/*.json` for LEAF's division. None takes the
-            embedded plays, in windows of 80 characters.
-        split: `"all"`, or one part: LEAF's where the directory has LEAF's division, otherwise that
-            of `split_roles` (in which a short role has no test samples).
+        directory: A directory with LEAF's JSON: `all_data/*.json`, or `*.json` directly in it.
+            None takes the embedded plays, in windows of 80 characters.
 
     Guarantees: malformed content is a `DataError` that names the file and the user
     (`test_malformed_leaf_is_named`, `test_arbitrary_json_never_crashes`).
 
     Raises:
-        ArgumentError: `split` is something else.
         DataError: A file is missing, damaged or not in the format: a key is missing, counts
             disagree, a window is not of 80 characters of `LETTERS`, or a user comes twice.
 
@@ -248,34 +236,24 @@ def load_shakespeare(
     >>> len(roles), roles["All"].inputs.shape
     (299, torch.Size([381, 80]))
     """
-    check(split in ("all", "train", "test"), "split", "be 'all', 'train' or 'test'", split)
     if directory is None:
-        roles = {name: role_samples(name, text) for name, text in load_role_texts().items()}
-    else:
-        divided = _leaf_files(Path(directory), split)
-        if divided:
-            return _read_leaf(divided)
-        roles = _read_leaf(_leaf_files(Path(directory), "all"))
-    if split == "all":
-        return roles
-    train, test = split_roles(roles)
-    return train if split == "train" else test
+        return {name: role_samples(name, text) for name, text in load_role_texts().items()}
+    return _read_leaf(_leaf_files(Path(directory), "all_data", "."))
 
 
-def _load_task(
-    model: str, workers: int | None, samples: int | None, directory: Path | None, seed: int
-) -> Task:
+def load_plays(workers: int | None, samples: int | None, directory: Path | None, seed: int) -> Task:
     """Take the first roles with 64 to 2,200 samples, each divided into earlier and later text.
 
     The bounds are about all of a role's samples. On the embedded text, they give 46 roles with mean
     743.6 and standard deviation 549.6 (the paper's table: 742 and 548). Accuracy is on all test
     samples of the chosen roles. Windows are int64.
     """
-    del model, seed  # there is one, and the text decides
+    del seed  # the text decides
     check(samples is None, "samples", "not be given: a role's text decides", samples)
-    # LEAF's own division is kept: dividing again would test on what was meant for training.
+    # LEAF's own division is kept: dividing again would test on what was meant for training. So
+    # a missing half of it is an error.
     if directory is not None and any((directory / half).is_dir() for half in _HALVES):
-        train, test = (load_shakespeare(directory, split=half) for half in _HALVES)
+        train, test = (_read_leaf(_leaf_files(directory, half)) for half in _HALVES)
         sizes = {name: len(r) + len(test.get(name, ())) for name, r in train.items() if len(r)}
     else:
         train, test = split_roles(roles := load_shakespeare(directory))
@@ -296,6 +274,3 @@ def _load_task(
     labels = torch.cat([role.labels for role in tests])
     tested = Examples(torch.cat([role.inputs for role in tests]).long(), labels)
     return Task("shakespeare", Devices.of(held), tested, lambda seed: CharLSTM(seed=seed))
-
-
-TASKS = (TaskKind("shakespeare", ("lstm",), _load_task),)
