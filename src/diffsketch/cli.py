@@ -13,7 +13,6 @@ import re
 import secrets
 import shlex
 import sys
-import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -40,7 +39,7 @@ from diffsketch.app.settings import (
     option,
     read_settings,
 )
-from diffsketch.app.terminal import LastingConsole
+from diffsketch.app.terminal import LastingConsole, command_line
 from diffsketch.errors import ArgumentError, DiffSketchError, did_you_mean
 from diffsketch.files import cores, private_folder
 
@@ -113,8 +112,6 @@ def errors_in_one_line(context: typer.Context) -> Iterator[None]:
         text = _error_text(error, context)
         if text is None:
             raise
-        if context.obj:
-            traceback.print_exc()
         typer.echo(f"error: {text}", err=True)
         raise typer.Exit(EXIT_ERROR) from None
 
@@ -245,12 +242,7 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback(help=HELP)
 def _options(
-    context: typer.Context,
-    debug: Annotated[
-        bool,
-        typer.Option("--debug", metavar="", help="On an error, show the full traceback as well."),
-    ] = False,
-    version: Annotated[  # noqa: ARG001
+    version: Annotated[
         bool,
         typer.Option(
             "--version",
@@ -262,14 +254,12 @@ def _options(
     ] = False,
 ) -> None:
     """Options that come before the command."""
-    # Where a command's context finds it, when it fails.
-    context.obj = debug
 
 
 @command(
     "Examples: [bold]diffsketch run --method none[/bold], "
     "[bold]diffsketch run --task shakespeare --server-step 0.3 --rounds 100[/bold], "
-    "[bold]diffsketch run --resume runs/mnist-diffsketch --rounds 9000[/bold]",
+    "[bold]diffsketch run --resume runs/mnist-diffsketch[/bold]",
     without=(),
 )
 def run(
@@ -281,8 +271,7 @@ def run(
         "TOML file with any of the settings below; command-line flags override it."
     ),
     resume: Path | None = option(
-        "Continue the run in this directory, with the settings that it has; with --rounds, until "
-        "that many are done."
+        "Continue the run in this directory, with the settings that it has."
     ),
     log: Literal["tensorboard", "mlflow"] | None = option(
         "Log every round to it as well: TensorBoard's files go to the run's directory, MLflow's "
@@ -304,23 +293,21 @@ def run(
     Exit status: 0 if all rounds are done or the budget is spent, 2 on an error or if training
     diverged, 130 after Ctrl-C and 143 after SIGTERM.
     """
-    console, words = LastingConsole(), ["diffsketch", *sys.argv[1:]]
     if resume is not None:
         others = {"output": output, "config": config, **settings}
-        names = [name for name, value in others.items() if value is not None and name != "rounds"]
+        names = [name for name, value in others.items() if value is not None]
         if names:
             flags = ", ".join("--" + name.replace("_", "-") for name in names)
             raise ArgumentError(
-                f"--resume takes all settings but --rounds from {resume / 'config.toml'}: leave "
-                f"out {flags}"
+                f"--resume takes all settings from {resume / 'config.toml'}: leave out {flags}"
             )
     values = read_settings(config) if config is not None else {}
     chosen = RunConfig(**{**values, **settings})
     from diffsketch.app import session
 
     if resume is not None:
-        return session.resume(resume, console, command=words, rounds=chosen.rounds, log=log)
-    return session.start(chosen, output, console, command=words, log=log)
+        return session.resume(resume, log=log)
+    return session.start(chosen, output, log=log)
 
 
 @command(
@@ -360,13 +347,12 @@ def compare(
     from diffsketch.app import compare as comparisons
 
     jobs = cores() if jobs is None else jobs
-    console, words = LastingConsole(), ["diffsketch", *sys.argv[1:]]
     if resume is not None:
         if method or config or output or settings or seeds != 1:
             raise ArgumentError(
                 f"--resume takes everything from {resume}: leave out all but --jobs"
             )
-        return comparisons.resume(resume, console, jobs=jobs, page=page, command=words)
+        return comparisons.resume(resume, jobs=jobs, page=page)
     shared, tables = comparisons.read_comparison(config) if config else ({}, [])
     # A flag is for all runs, and a table for one: which wins would be a guess.
     for name, table in tables:  # neither a flag nor a table may lose silently
@@ -377,10 +363,8 @@ def compare(
                     f"[[run]] {name!r}, got {key}={value!r} and {table[key]!r} there"
                 )
     tables += [comparisons.parse_method(text) for text in method]
-    return comparisons.start(
-        {**shared, **settings}, tables, output, console,
-        seeds=seeds, jobs=jobs, page=page, command=words,
-    )  # fmt: skip
+    shared |= settings
+    return comparisons.start(shared, tables, output, seeds=seeds, jobs=jobs, page=page)
 
 
 @command(
@@ -523,10 +507,10 @@ def audit(
         release = own_release(method, settings, dim=dim, cohort=cohort)
     elif settings:
         raise ArgumentError("--settings must come with --method")
-    selection = select(names=case, plants=plant, release=release, is_quick=quick)
+    chosen = select(names=case, plants=plant, release=release, is_quick=quick)
     prepare_output(output)
     with console.progress("Auditing") as on_progress:
-        suite = reports.run_suite(selection, on_progress=on_progress, **shared)
+        suite = reports.run_suite(chosen.values(), quick=quick, on_progress=on_progress, **shared)
     paths = write_results(suite, output)
     console.show(*reports.report(suite), wrote=paths)
 
@@ -563,7 +547,7 @@ def report(
 
     if output is not None:
         check_empty(output)
-    page = page_of_runs(runs, command=shlex.join(["diffsketch", *sys.argv[1:]]))
+    page = page_of_runs(runs, command=shlex.join(command_line()))
     path = output or free_name(Path("runs") / "report")
     index, *others = write_page(page, path, figures=figures)
     LastingConsole().show(wrote=[index, f"{path / 'data'} ({len(others)} files)"])
@@ -576,7 +560,6 @@ def report(
     shared_by=FileOptions,
 )
 def mean(
-    file: Path = option("CSV or Parquet file.", default=..., argument="FILE"),
     columns: str = option("Columns, with commas between.", default=...),
     bounds: str = option(
         "low:high of each column, with commas between; values beyond are clipped. Choose them "
@@ -597,7 +580,7 @@ def mean(
 
     titles, pairs = answers.listed(columns), answers.parse_bounds(bounds)
     answers.answer_file(
-        file, FileOptions(**settings), lambda people, terms: people.mean(titles, pairs, terms)
+        FileOptions(**settings), lambda people, terms: people.mean(titles, pairs, terms)
     )
 
 
@@ -607,7 +590,6 @@ def mean(
     shared_by=FileOptions,
 )
 def count(
-    file: Path = option("CSV or Parquet file.", default=..., argument="FILE"),
     column: str = option("Column of keys.", default=...),
     top: int | None = option("The most keys to name.", means="all above the threshold", ge=1),
     keys_per_person: int = option(
@@ -628,7 +610,6 @@ def count(
     from diffsketch.app import answers
 
     answers.answer_file(
-        file,
         FileOptions(**settings),
         lambda people, terms: people.counts(
             column, terms, top=top, keys_per_person=keys_per_person
@@ -643,7 +624,6 @@ def count(
     shared_by=FileOptions,
 )
 def quantiles(
-    file: Path = option("CSV or Parquet file.", default=..., argument="FILE"),
     column: str = option("Column of numbers.", default=...),
     bounds: str = option(
         "low:high; values beyond are clipped. Choose them without looking at the data.",
@@ -666,7 +646,6 @@ def quantiles(
 
     asked, pairs = answers.parse_levels(levels), answers.parse_bounds(bounds)
     answers.answer_file(
-        file,
         FileOptions(**settings),
         lambda people, terms: people.quantiles(column, asked, pairs, terms),
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 import os
 import re
@@ -23,8 +22,7 @@ from diffsketch import files
 from diffsketch.app import build, compare, session
 from diffsketch.app.files import RunDirectory
 from diffsketch.app.settings import RunConfig
-from diffsketch.app.terminal import LastingConsole
-from diffsketch.errors import ArgumentError, DataError
+from diffsketch.errors import DataError
 from diffsketch.training.simulation import Simulation
 from diffsketch.training.tasks import Examples, Task, load_task
 from tests.app.commands import interrupted_in_round, invoke, read, read_lines
@@ -39,9 +37,6 @@ BUDGET = RunConfig(
     task="mnist-devices", rounds=40, cohort=2, sampling="uniform", method="sketch-skellam",
     rows=1, cols=16, clip=1.0, noise_multiplier=4.0, budget=2.0, **SMALL,
 )  # fmt: skip
-
-
-LONGER = RunConfig(rounds=6, rows=3, cols=22, schedule="sqrt", **SMALL)
 
 
 class Killed(BaseException):
@@ -126,49 +121,33 @@ NOT_BEGUN = re.compile("no such directory|not the directory of a")
 
 def run(config: RunConfig, path: Path, moments: Moments) -> None:
     """Continue the run, or begin it."""
-    console = LastingConsole(file=io.StringIO())
     with moments.counted():
         try:
-            session.resume(path, console, command=[])
+            session.resume(path)
         except DataError as error:
             if not NOT_BEGUN.search(str(error)):
                 raise
-            session.start(config, path, console, command=["diffsketch", "run"])
+            session.start(config, path)
 
 
 def run_comparison(path: Path, moments: Moments) -> None:
-    console = LastingConsole(file=io.StringIO())
-    common: dict[str, Any] = {"jobs": 1, "page": False, "command": ["diffsketch"]}
+    common: dict[str, Any] = {"jobs": 1, "page": False}
     each: list[Any] = [
         ("a", {"method": "none"}), ("b", {"method": "sketch", "rows": 1, "cols": 16}),
     ]  # fmt: skip
     with moments.counted():
         try:
-            compare.resume(path, console, **common)
+            compare.resume(path, **common)
         except DataError as error:
             if not NOT_BEGUN.search(str(error)):
                 raise
-            compare.start({**SMALL, "rounds": 1}, each, path, console, seeds=1, **common)
-
-
-def run_extended(path: Path, moments: Moments) -> None:
-    """Three rounds, the last of which is evaluated, and then six, in which it is not."""
-    console = LastingConsole(file=io.StringIO())
-    with moments.counted():
-        try:
-            session.resume(path, console, command=["more"], rounds=6)
-        except DataError as error:
-            if not NOT_BEGUN.search(str(error)):
-                raise
-            session.start(LONGER.replaced(rounds=3), path, console, command=["diffsketch", "run"])
-            session.resume(path, console, command=["more"], rounds=6)
+            compare.start({**SMALL, "rounds": 1}, each, path, seeds=1, **common)
 
 
 CASES: dict[str, Callable[[Path, Moments], None]] = {
     "sgd": lambda path, moments: run(SGD, path, moments),
     "budget": lambda path, moments: run(BUDGET, path, moments),
     "compare": run_comparison,
-    "extended": run_extended,
 }
 
 
@@ -228,9 +207,6 @@ def test_killed_at_any_moment(tmp_path: Path, case: str) -> None:
             assert kills < len(labels), "no progress"
     assert kills >= 2
     assert contents(path) == expected
-    if case == "extended":
-        run(LONGER, tmp_path / "at-once", Moments())
-        assert contents(tmp_path / "at-once") == expected
     if case == "budget":
         summary = read(tmp_path / "whole" / "summary.json")
         assert summary["outcome"] == "budget"
@@ -259,26 +235,6 @@ def test_measurements_that_are_not_cut_back_are_noticed(
         run(SGD, tmp_path / "killed", LastLine(whole.labels.count("half of a line")))
     run(SGD, tmp_path / "killed", Moments())
     assert contents(tmp_path / "killed") != contents(tmp_path / "whole")
-
-
-@pytest.mark.usefixtures("small_task")
-def test_more_rounds_only_where_they_change_no_earlier_one(tmp_path: Path) -> None:
-    console = LastingConsole(file=io.StringIO())
-    run(LONGER.replaced(rounds=2), tmp_path / "run", Moments())
-    before = contents(tmp_path / "run")
-    with pytest.raises(ArgumentError, match="rounds must be at least the 2 that are done, got"):
-        session.resume(tmp_path / "run", console, command=["more"], rounds=1)
-    assert contents(tmp_path / "run") == before
-    session.resume(tmp_path / "run", console, command=["diffsketch", "more"], rounds=3)
-    assert (tmp_path / "run" / "command.txt").read_text() == "diffsketch run\ndiffsketch more\n"
-    run(LONGER.replaced(rounds=3), tmp_path / "at-once", Moments())
-    assert contents(tmp_path / "run") == contents(tmp_path / "at-once")
-    # Steps of a cosine depend on how many there are.
-    run(SGD, tmp_path / "cosine", Moments())
-    before = contents(tmp_path / "cosine")
-    with pytest.raises(ArgumentError, match="rounds must be 3, got rounds=5: the schedule depends"):
-        session.resume(tmp_path / "cosine", console, command=["more"], rounds=5)
-    assert contents(tmp_path / "cosine") == before
 
 
 SETTINGS = [

@@ -10,7 +10,6 @@ import shutil
 import signal
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,9 +22,10 @@ from diffsketch.app import build as build_module
 from diffsketch.app import terminal
 from diffsketch.app.build import build
 from diffsketch.app.files import RunDirectory
-from diffsketch.app.session import TrainingSession, progress_line
+from diffsketch.app.session import TrainingSession
 from diffsketch.app.settings import RunConfig, describe, read_settings
 from diffsketch.app.terminal import Interrupts, LastingConsole
+from diffsketch.logs import RoundSummary
 from diffsketch.methods import SketchGaussian
 from diffsketch.privacy.claim import Basis, Epsilon, NoClaim, Relation, Scope, Trust, Unit
 from diffsketch.sketch import HashSeed, SketchKey
@@ -115,14 +115,11 @@ def test_model_is_the_trained_one(finished: tuple[Path, str]) -> None:
     path, _ = finished
     weights = load_file(path / "model.safetensors")
     built = build(RunConfig(**read_settings(path / "config.toml")))  # type: ignore[arg-type]
-    assert {name: tuple(part.shape) for name, part in weights.items()} == {
-        name: tuple(part.shape) for name, part in built.model.named_parameters()
-    }
-    for name, part in built.model.named_parameters():
-        part.data.copy_(weights[name])
-    test = built.simulation.task.test
+    task = built.simulation.task
+    model, test = task.model(0), task.test
+    model.load_state_dict(weights)
     with torch.no_grad():
-        right = built.model(test.inputs).argmax(dim=1) == test.labels
+        right = model(test.inputs).argmax(dim=1) == test.labels
     assert float(right.double().mean()) == pytest.approx(read(path / "summary.json")["accuracy"])
 
 
@@ -176,7 +173,7 @@ def test_config_file_and_flags(here: Path) -> None:
             marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
         ),
         (["--resume", "none"], "none: no such directory; it must be that of a run"),
-        (["--resume", "none", "--seed", "1"], "--resume takes all settings but --rounds from none"),
+        (["--resume", "none", "--seed", "1"], "--resume takes all settings from none"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line_and_writes_nothing(
@@ -433,22 +430,13 @@ SCOPE = Scope(Unit.CLIENT, Relation.REPLACE, Trust.DISTRIBUTED)
 SPENT = Epsilon(3.2002, 1e-5, 7, Basis.PROVEN, SCOPE)
 
 
-def status(done: int) -> Any:
-    """A session after so many rounds, as far as a display looks at it."""
-    simulation = SimpleNamespace(bytes_up=1_234_000, bytes_down=567)
-    curve = [{"round": 10, "loss": 0.5, "accuracy": 0.875}]
-    return SimpleNamespace(
-        round_index=done, rounds=10, simulation=simulation, curve=curve, shown_epsilon=lambda: SPENT
-    )
-
-
 def shown(**options: Any) -> str:
     """Ten rounds as a display shows them."""
     stream = io.StringIO()
     console = LastingConsole(file=stream, width=40, **options)
-    with console.progress("round", total=10, every=terminal.LINE_SECONDS) as show:
+    with console.progress("round", total=10) as show:
         for number in range(1, 11):
-            show(number, progress_line(status(number)))
+            show(number, str(RoundSummary(number, 0.5, 0.875, 1234, 567, SPENT)))
     return uncoloured(stream.getvalue())
 
 
@@ -461,30 +449,22 @@ def test_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "…" not in text
 
 
-def test_each_run_under_way_has_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(terminal, "BAR_SECONDS", 0.0)
-    stream = io.StringIO()
-    with LastingConsole(file=stream, width=60, force_terminal=True).progress("Comparing") as show:
-        show(0.25, under_way={"a, seed 0": 0.5, "[b] c, seed 0": 0.0})
-        show(0.75, under_way={"[b] c, seed 0": 0.5})
-    lines = uncoloured(stream.getvalue()).splitlines()
-    bars = [line.split(" ━")[0].strip() for line in lines if "━" in line]
-    assert bars[-2:] == ["Comparing 75%", "[b] c, seed 0"]
-
-
 def test_lines_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown().splitlines() == [
-        "round 10/10 | loss 0.5 | accuracy 87.5% | up 1.23 MB, down 567 B | "
+        "round 10/10 | round 10 | loss 0.5 | accuracy 87.5% | up 1,234 B, down 567 B | "
         "epsilon 3.21 (delta 1e-05; proven; client, replace, distributed)"
     ]
     monkeypatch.setattr(terminal, "LINE_SECONDS", 0.0)
     assert len(shown().splitlines()) == 10
 
 
-def test_an_older_evaluation_is_not_shown_as_current() -> None:
-    current, later = status(10), status(87)
-    assert progress_line(current).startswith("loss 0.5 | accuracy 87.5% | up")
-    assert progress_line(later).startswith("at round 10: loss 0.5, accuracy 87.5% | up")
+def test_an_older_evaluation_is_not_shown_as_current(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminal, "LINE_SECONDS", 0.0)
+    lines = done("run", *SHORT, "--output", tmp_path / "run", columns=200).output.splitlines()
+    assert lines[0] == "round 1/12"
+    assert all(lines[at].startswith(f"round {at + 1}/12 | round 2 | loss ") for at in (1, 2))
 
 
 def test_a_run_is_named_after_its_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -559,7 +539,7 @@ FEDAVG: dict[str, Any] = {"algorithm": "fedavg", "cohort": 3, "sampling": "unifo
 def summary_of(path: Path, **settings: Any) -> dict[str, Any]:
     built = build(RunConfig(workers=6, samples=10, rounds=8, **settings))
     with RunDirectory.create(path, built.config, command=["x"]) as directory:
-        TrainingSession(built, directory).run(show=lambda _: None, stop=lambda: False)
+        TrainingSession(built.simulation, directory).run(stop=lambda: False)
         return directory.summary() or {}
 
 

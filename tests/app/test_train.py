@@ -20,9 +20,9 @@ from diffsketch.logs import LOGGERS, RoundSummary, json_lines
 from diffsketch.methods.client_noise import SketchGaussian, SketchSkellam
 from diffsketch.methods.plain import Uncompressed
 from diffsketch.privacy.accounting.budget import Budget
-from diffsketch.training.rounds import FedAvg, ServerOptimizer
+from diffsketch.training.rounds import DistributedSGD, FedAvg, ServerOptimizer
 from diffsketch.training.simulation import Diverged, Simulation
-from diffsketch.training.tasks import Task
+from diffsketch.training.tasks import Task, load_task
 from tests.app.commands import done, invoke, refused
 
 
@@ -44,6 +44,22 @@ def simulation(rounds: int = 6, *, seed: int = 0, rate: float = 0.1, **more: Any
     return Simulation(
         task, method=method, algorithm=FedAvg(rate, 10), rounds=rounds, seed=seed, **more
     )
+
+
+def test_a_task_and_a_method_of_ours_go_on_too(tmp_path: Path) -> None:
+    """Their settings are read back as those of the command line."""
+    task = load_task("mnist", samples=10)
+
+    def again() -> Simulation:
+        return Simulation(
+            task, method=Uncompressed(task.dim), algorithm=DistributedSGD(0.01, 5), rounds=3
+        )
+
+    train(again(), tmp_path / "run", stop=lambda: True)
+    assert train(again(), tmp_path / "run") == ""
+    assert read_run(tmp_path / "run").rounds == 3
+    with pytest.raises(MismatchError, match="other settings"):
+        train(again(), tmp_path / "run", patience=2)
 
 
 def test_it_is_kept_and_shown_beside_runs_of_the_command_line(tmp_path: Path) -> None:
@@ -92,8 +108,8 @@ def test_the_directory_of_another_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "other" / "thesis.txt").touch()
     with pytest.raises(ArgumentError, match="output must be a new or empty directory"):
         train(simulation(2), tmp_path / "other")
-    said = refused(invoke("run", "--resume", tmp_path / "run", "--rounds", "4"))
-    assert "is continued there" in said
+    train(simulation(2), tmp_path / "begun", stop=lambda: True)
+    assert "is continued there" in refused(invoke("run", "--resume", tmp_path / "begun"))
     (tmp_path / "run" / "run.json").write_text("{}")
     with pytest.raises((DataError, MismatchError)):
         train(simulation(2), tmp_path / "run")
@@ -134,6 +150,8 @@ def test_in_memory_it_has_history_and_the_best_model() -> None:
         again.step()
     best = torch.cat([part.detach().flatten() for part in run.trained(best=True).parameters()])
     assert torch.equal(best, again.weights)
+    run.run(evaluate_every=1, patience=3)  # patience counts anew
+    assert len(run.history) >= len(seen) + 4
     # Where no round is better than the first weights, these are the best, as files have it.
     worse = simulation(40, rate=30.0, method=Uncompressed(6))
     worse.run(evaluate_every=1, patience=3)
@@ -154,6 +172,7 @@ SAVED: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "out of budget": (6, {"method": GAUSS, "budget": Budget(4.0, 1e-5)}, {}),
     "stopped early": (40, {"rate": 30.0, "method": Uncompressed(6)}, {"patience": 3}),
     "diverged": (6, {"method": WIDE, "server": ServerOptimizer(server_step=1e38)}, {}),
+    "diverged by its loss": (6, {"method": WIDE, "server": ServerOptimizer(server_step=1e37)}, {}),
 }
 
 
@@ -168,7 +187,7 @@ def test_saved_it_has_the_files_of_a_run_that_was_kept(outcome: str, tmp_path: P
     for name in (*KEPT, *(["best.safetensors"] if "patience" in how else [])):
         assert (tmp_path / "saved" / name).read_bytes() == (tmp_path / "kept" / name).read_bytes()
     record = read_run(tmp_path / "saved")
-    assert record.outcome == outcome
+    assert record.outcome == outcome.partition(" by")[0]
     seconds = sum(row["seconds"] for row in run.history)
     assert record.times["training"] == pytest.approx(seconds)
     assert run.round_index == record.rounds == len(run.history)  # saving runs nothing
@@ -196,16 +215,16 @@ def test_rounds_that_were_stepped_are_saved(tmp_path: Path) -> None:
     stepped, whole = simulation(2), simulation(2)
     stepped.step()
     continued = simulation(2)
-    continued.load_state(stepped.state())
+    continued.load_state_dict(stepped.state_dict())
     continued.step()
     continued.save(tmp_path / "stepped")
     train(whole, tmp_path / "whole")
     record, other = (read_run(tmp_path / name) for name in ("stepped", "whole"))
     # A state of before: what came after it is measured anew.
-    state = simulation(2).state()
+    state = simulation(2).state_dict()
     whole = simulation(2)
     whole.run()
-    whole.load_state(state)
+    whole.load_state_dict(state)
     assert (len(whole.history), len(whole.curve)) == (0, 1)
     whole.run()
     whole.save(tmp_path / "again")

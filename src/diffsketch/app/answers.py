@@ -8,7 +8,6 @@ import json
 import warnings
 from collections.abc import Callable
 from itertools import islice
-from pathlib import Path
 
 from rich.table import Table
 from rich.text import Text
@@ -59,7 +58,7 @@ def parse_levels(text: str) -> list[float]:
         raise ArgumentError(f"levels must be numbers, such as 0.25,0.5, got {text!r}") from None
 
 
-def answer_file(path: Path, options: FileOptions, question: Question) -> None:
+def answer_file(options: FileOptions, question: Question) -> None:
     """Ask a question about a file, show the answer, and write it.
 
     Guarantees (`tests/app/test_answers.py`): whatever is wrong with the file, the question or an
@@ -76,8 +75,8 @@ def answer_file(path: Path, options: FileOptions, question: Question) -> None:
     if options.budget is not None and options.account is None:
         raise ArgumentError("--budget must come with --account")
     console, account = LastingConsole(), None
-    with console.progress(f"Reading {path}") as on_progress:
-        people = PeopleFile(path, person=options.person, progress=on_progress)
+    with console.progress(f"Reading {options.file}") as on_progress:
+        people = PeopleFile(options.file, person=options.person, progress=on_progress)
         if options.account is not None:
             limit = None if options.budget is None else Budget(options.budget, options.budget_delta)
             account = Account.open(options.account, budget=limit)

@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import nn
 
 from diffsketch.app.settings import METHOD_SETTINGS, OwnRun, RunConfig, describe, with_task_defaults
 from diffsketch.errors import ArgumentError, check
@@ -24,7 +23,6 @@ from diffsketch.privacy.claim import Basis, Claim, ProvenClaim, Unit
 from diffsketch.privacy.simulated_noise import NoiseKey
 from diffsketch.silos.messages import encode_records
 from diffsketch.sketch.hashing import SketchKey
-from diffsketch.training.local import trainer_for
 from diffsketch.training.rounds import (
     Algorithm,
     DistributedSGD,
@@ -60,7 +58,6 @@ class Built:
 
     config: RunConfig  # every setting that the run uses: the same simulation comes from it
     simulation: Simulation  # before its first round
-    model: nn.Module  # that the weights belong to
 
 
 def build(config: RunConfig) -> Built:
@@ -94,14 +91,11 @@ def build(config: RunConfig) -> Built:
     # Own data, or a play, may have fewer than were asked for: the resolved settings say how many.
     config = config.replaced(workers=len(task.devices))
     task = dataclasses.replace(task, devices=task.devices.to(torch.device(config.device)))
-    model = task.model(config.seed)
-    # Everything below depends on the length of the vectors, so the model comes first.
-    dim = sum(parameter.numel() for parameter in model.parameters())
     sampler = _sampler(config, task)
     budget = None if config.budget is None else Budget(config.budget, config.delta)
     examples = len(task.devices.examples)
     config, method = _method(
-        config, fields, dim=dim, sampler=sampler, budget=budget, examples=examples
+        config, fields, dim=task.dim, sampler=sampler, budget=budget, examples=examples
     )
     rate, size = cast(float, config.learning_rate), cast(int, config.batch_size)
     if config.algorithm == "sgd":
@@ -111,7 +105,6 @@ def build(config: RunConfig) -> Built:
     simulation = Simulation(
         task,
         method=method,
-        trainer=trainer_for(model),
         algorithm=algorithm,
         rounds=cast(int, config.rounds),
         seed=config.seed,
@@ -122,13 +115,13 @@ def build(config: RunConfig) -> Built:
     )
     _check_memory(simulation)
     _try_once(simulation, config)
-    return Built(config, simulation, model)
+    return Built(config, simulation)
 
 
 def settings_of_simulation(simulation: Simulation, **output: Any) -> OwnRun:
     """Describe a simulation that was made in Python by the settings of a run, as far as they go."""
     method, algorithm, sampler = simulation.method, simulation.algorithm, simulation.sampler
-    budget = simulation.participation.budget
+    budget = simulation.state.participation.budget
     given: dict[str, Any] = {"algorithm": algorithm.name}
     if isinstance(algorithm, FedAvg):
         cohort = max(1, round(sampler.expected))
@@ -299,7 +292,7 @@ def _try_once(simulation: Simulation, config: RunConfig) -> None:
             else:
                 message = method.encode(vector, seed, noise).messages
             method.decode(method.publish(message, noise), seed, count=1)
-        simulation.participation.after(simulation.claim, np.zeros(1, np.int64))
+        simulation.state.participation.after(simulation.claim, np.zeros(1, np.int64))
     except BudgetExceeded as error:
         raise ArgumentError(
             f"budget must allow one round at least, got budget={config.budget}: {error}"

@@ -23,7 +23,7 @@ from diffsketch.app.pool import Stop, Tell, run_all
 from diffsketch.app.run_records import RunLine, RunRecord, read_run
 from diffsketch.app.session import TrainingSession, bytes_in_words, warnings_in_lines
 from diffsketch.app.settings import METHOD_NAMES, METHOD_SETTINGS, RunConfig, Value
-from diffsketch.app.terminal import Interrupts, LastingConsole, print_line
+from diffsketch.app.terminal import Interrupts, LastingConsole, command_line, print_line
 from diffsketch.compiled import torch_threads
 from diffsketch.errors import (
     ArgumentError,
@@ -205,9 +205,9 @@ def run_one(member: Member, *, command: list[str], tell: Tell, stop: Stop) -> Ru
         with opened as directory:
             _check_member(member, directory)
             if not directory.finished:
-                TrainingSession(built or build(directory.config), directory).run(
-                    show=lambda training: tell(training.round_index / max(training.rounds, 1)),
-                    stop=stop,
+                simulation = (built or build(directory.config)).simulation
+                TrainingSession(simulation, directory).run(
+                    lambda summary: tell(summary.round / simulation.rounds), stop=stop
                 )
         run = read_run(member.path, member.name)
         return run if run.summary is not None else None
@@ -321,12 +321,10 @@ def start(
     shared: Mapping[str, Value],
     tables: Sequence[tuple[str, Mapping[str, Value]]],
     output: Path | None,
-    console: LastingConsole,
     *,
     seeds: int,
     jobs: int,
     page: bool,
-    command: list[str],
 ) -> int:
     """Compare runs with shared settings and their own, over `seeds` seeds; the exit status."""
     common = dict(shared)
@@ -346,28 +344,18 @@ def start(
     files.check_empty(path, but=halves, advice="a comparison in it is continued with --resume")
     prepare_output(path)
     numbers = list(range(first, first + seeds))
-    return _run(contenders, numbers, path, console, jobs=jobs, page=page, command=command)
+    return _run(contenders, numbers, path, jobs=jobs, page=page)
 
 
-def resume(
-    path: Path, console: LastingConsole, *, jobs: int, page: bool, command: list[str]
-) -> int:
+def resume(path: Path, *, jobs: int, page: bool) -> int:
     """Continue a comparison; the exit status."""
     contenders, seeds = read_plan(path)
-    return _run(contenders, seeds, path, console, jobs=jobs, page=page, command=command)
+    return _run(contenders, seeds, path, jobs=jobs, page=page)
 
 
-def _run(
-    contenders: Contenders,
-    seeds: Sequence[int],
-    path: Path,
-    console: LastingConsole,
-    *,
-    jobs: int,
-    page: bool,
-    command: list[str],
-) -> int:
-    members = members_of(contenders, seeds, path)
+def _run(contenders: Contenders, seeds: Sequence[int], path: Path, *, jobs: int, page: bool) -> int:
+    members, command = members_of(contenders, seeds, path), command_line()
+    console = LastingConsole()
     with files.locked(path):
         if not has_plan(path):
             write_plan(contenders, seeds, path)
@@ -378,10 +366,12 @@ def _run(
         ):
 
             def watch(shares: Sequence[float]) -> None:
-                names = [f"{member.name}, seed {member.seed}" for member in members]
-                each = zip(names, shares, strict=True)
-                under_way = {name: share for name, share in each if 0 < share < 1}
-                show(sum(shares) / len(members), under_way=under_way)
+                under_way = [
+                    f"{member.name}, seed {member.seed}"
+                    for member, share in zip(members, shares, strict=True)
+                    if 0 < share < 1
+                ]
+                show(sum(shares) / len(members), "; ".join(under_way))
 
             results = run_all(
                 partial(run_one, command=command),

@@ -218,10 +218,7 @@ class RunDirectory:
         self.path, self.config = path, config  # all settings, resolved
         self.start = start  # content of run.json: digest of the settings, versions
         self.metrics, self.checkpoint = path / METRICS, path / CHECKPOINT
-        # What a checkpoint belongs to: more rounds may follow, if the simulation agrees.
-        # The number of rounds is left out, so that a run may be extended.
-        others = to_toml(config.replaced(rounds=None)).encode()
-        self.identity = hashlib.sha256(others).hexdigest()
+        self.identity = hashlib.sha256(to_toml(config).encode()).hexdigest()  # of checkpoints
 
     @classmethod
     @contextmanager
@@ -237,23 +234,14 @@ class RunDirectory:
             # Another process cannot be writing them: the directory is locked.
             for half in halves:
                 half.unlink(missing_ok=True)
-            yield cls._begun(path, config, versions(), shlex.join(command))
-
-    @classmethod
-    def _begun(
-        cls, path: Path, config: RunConfig, written: Mapping[str, str], command: str
-    ) -> RunDirectory:
-        """Write the files that a run begins with: `run.json` first, which the others follow.
-
-        The command is in a file of its own, since the same run may be begun by different ones.
-        """
-        settings = to_toml(config)
-        start = {"format": _RUN_FORMAT, "settings": settings, "versions": dict(written)}
-        # Whoever finds run.json finds all settings in it, whenever this is killed.
-        replace_file(path / START, sealed(start))
-        text = f"{command}\n".encode(errors="replace")
-        replace_files({path / COMMAND: text, path / CONFIG: settings.encode()})
-        return cls(path, config, start)
+            settings = to_toml(config)
+            start = {"format": _RUN_FORMAT, "settings": settings, "versions": versions()}
+            # First: whoever finds run.json finds all settings in it, whenever this is killed.
+            replace_file(path / START, sealed(start))
+            # In a file of its own, since the same run may be begun by different commands.
+            text = f"{shlex.join(command)}\n".encode(errors="replace")
+            replace_files({path / COMMAND: text, path / CONFIG: settings.encode()})
+            yield cls(path, config, start)
 
     @classmethod
     @contextmanager
@@ -274,22 +262,9 @@ class RunDirectory:
                 replace_file(path / CONFIG, directory.start["settings"].encode())
             yield directory
 
-    def extended(self, rounds: int, *, command: list[str]) -> RunDirectory:
-        """Plan another number of rounds, by this command, and remove the results.
-
-        Killed meanwhile, it has one number or the other, and can be continued.
-        """
-        # The summary first: it says that the run is finished. Settings that are missing follow
-        # `run.json`; those that differ from it would have been changed by somebody.
-        for name in (SUMMARY, MODEL, CONFIG):
-            (self.path / name).unlink(missing_ok=True)
-        both = f"{self.command}\n{shlex.join(command)}".lstrip()
-        config = self.config.replaced(rounds=rounds)
-        return self._begun(self.path, config, self.start["versions"], both)
-
     @property
     def command(self) -> str:
-        """The command that began it, and those that extended it, a line each; empty if lost."""
+        """The command that began it; empty if lost."""
         try:
             return (self.path / COMMAND).read_text(encoding="utf-8", errors="replace").strip()
         except OSError:

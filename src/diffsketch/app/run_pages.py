@@ -65,26 +65,18 @@ def page_of_runs(paths: Iterable[Path], *, command: str = "") -> Page:
         prefix, data = f"data-{number}" if own_data else task, members[0].config.data_name
         lines, repeated = lines_of(members)
         notes, all_lines = notes + repeated, all_lines + lines
-        leads += _best(lines, TASK_TITLES.get(data, data))
+        heading = TASK_TITLES.get(data, data)
+        leads += _best(lines, heading)
         exhibits: tuple[Exhibit, ...] = (*plots_of(lines, prefix=prefix), table_of(lines, prefix))
         details = {table.title: (table,) for table in _details(lines, prefix)}
-        heading = TASK_TITLES.get(data, data)
         sections.append(Section(prefix, heading, "", exhibits, details=details))
     heading = ", ".join(section.title for section in sections)
     if meanings := _meanings(all_lines):  # long, and so below the numbers
         below = "What the epsilons mean, and what they rest on"
         sections.append(Section("privacy", below, text=tuple(meanings)))
     unfinished = Counter(run.outcome for run in runs if run.summary is None)
-    origin = {
-        "Command": command,
-        "Made with": _pairs(versions()),
-        "Directories": ", ".join(str(run.path) for run in runs),
-        "Seeds": ", ".join(str(seed) for seed in sorted({run.config.seed for run in runs})),
-        "Commands of the runs": "\n".join(
-            dict.fromkeys(run.command for run in runs if run.command)
-        ),
-        "Versions of the runs": "\n".join(dict.fromkeys(_pairs(run.versions) for run in runs)),
-    }
+    # Those of each run are in the table of single runs.
+    origin = {"Command": command, "Made with": _pairs(versions())}
     return Page(
         title=f"Training runs: {heading}",
         lead=" ".join(leads),
@@ -182,7 +174,7 @@ def plots_of(lines: Sequence[RunLine], *, prefix: str) -> tuple[Plot, ...]:
     )
     finite = _series(lines, lambda point: point["loss"])
     loss = Plot(f"{prefix}-loss", "Test loss", rounds, Axis("Test loss"), finite)
-    plots = (accuracy, loss, _epsilon_plot(lines, prefix), _time_plot(lines, prefix))
+    plots = (accuracy, loss, _epsilon_plot(lines, prefix))
     return tuple(plot for plot in plots if plot.series)
 
 
@@ -211,28 +203,6 @@ def _epsilon_plot(lines: Sequence[RunLine], prefix: str) -> Plot:
     return Plot(
         f"{prefix}-epsilon", "Epsilon spent", Axis(_ROUNDS),
         Axis("Epsilon at the delta of the run"), series, caption, marks=tuple(marks.values()),
-    )  # fmt: skip
-
-
-def _time_plot(lines: Sequence[RunLine], prefix: str) -> Plot:
-    timed = {
-        line: [1000 * run.seconds for run in line.runs if run.seconds is not None] for line in lines
-    }
-    timed = {line: times for line, times in timed.items() if times}
-    series = tuple(
-        Series(
-            line.name, (float(place),), (statistics.fmean(times),), (min(times),), (max(times),),
-            kind="bars", **_epsilon_of(line),
-        )
-        for place, (line, times) in enumerate(timed.items())
-    )  # fmt: skip
-    return Plot(
-        f"{prefix}-time", "Time per round", Axis("Run"), Axis("Milliseconds per round"),
-        # One alone is a number, which the table has, and no picture.
-        series if len(series) > 1 else (),
-        "Training alone, with all workers simulated on one machine. Means over the seeds, with the "
-        "fastest and the slowest.",
-        categories=tuple(bar.name for bar in series),
     )  # fmt: skip
 
 

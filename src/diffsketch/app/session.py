@@ -2,40 +2,33 @@
 
 from __future__ import annotations
 
-import logging
-import math
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import safetensors.torch
 from rich.table import Table
 from torch import Tensor
 
 from diffsketch.app import files
-from diffsketch.app.build import Built, assumptions, build, settings_of_simulation
+from diffsketch.app.build import assumptions, build, settings_of_simulation
 from diffsketch.app.files import RunDirectory
 from diffsketch.app.settings import RunConfig, saved_config
-from diffsketch.app.terminal import Interrupts, LastingConsole, print_line
+from diffsketch.app.terminal import Interrupts, LastingConsole, command_line, print_line
 from diffsketch.compiled import torch_threads
-from diffsketch.errors import ArgumentError, DataError, DiffSketchError, MismatchError, check
-from diffsketch.logs import LOGGERS, OnRound, announce, stalled
+from diffsketch.errors import DataError, DiffSketchError, MismatchError
+from diffsketch.logs import LOGGERS, OnRound, RoundSummary
 from diffsketch.methods.client_noise import ClientNoise
 from diffsketch.methods.gate import NonFiniteUpdate
-from diffsketch.privacy.accounting.budget import BudgetExceeded
 from diffsketch.privacy.claim import Epsilon
 from diffsketch.training.models import unflatten
-from diffsketch.training.simulation import Diverged, Ending, Simulation
+from diffsketch.training.simulation import Ending, Simulation
 
 EXIT_DIVERGED = 2
-_LOGGER = logging.getLogger(__name__)
 _BYTE_UNITS = ("B", "kB", "MB", "GB", "TB")
-_LINE_SECONDS = 5.0  # between lines of progress where there is no terminal
 _FALL = 0.05  # of accuracy below its best
 _MOST_WARNINGS = 3
 
@@ -57,9 +50,6 @@ def bytes_in_words(count: float) -> str:
     return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
 
 
-Show: TypeAlias = Callable[["TrainingSession"], None]
-
-
 class TrainingSession:
     """The rounds of one run, from the last checkpoint in its directory on.
 
@@ -67,37 +57,21 @@ class TrainingSession:
     the same files, bit by bit; an error while writing leaves the last checkpoint as it was.
     """
 
-    def __init__(
-        self, built: Built, directory: RunDirectory, *, on_round: OnRound | None = None
-    ) -> None:
-        self.simulation, self.directory = built.simulation, directory
-        self.rounds = directory.config.rounds or 0
-        self.curve = list(self.simulation.curve)  # measurements so far
-        self._built, self._on_round = built, on_round
-        self._delta = directory.config.delta
+    def __init__(self, simulation: Simulation, directory: RunDirectory) -> None:
+        self.simulation, self.directory = simulation, directory
+        self.curve = simulation.curve  # measurements so far
+        self._model = simulation.task.model(simulation.seed)
         spent = sum(row["seconds"] for row in self.simulation.history)
         self._times = {"training": spent, "total": spent, **directory.times(), "rounds": 0}
         self._saved_round: int | None = None
         self._last_save = self._clock = time.monotonic()
         self._restore()
-        self._epsilon = self.simulation.epsilon(self._delta)
-        self._epsilon_due = 0.0  # when it may be computed for the display again
 
-    @property
-    def round_index(self) -> int:
-        """Rounds that are done."""
-        return self.simulation.round_index
-
-    @property
-    def diverged(self) -> bool:
-        """Whether the last loss is not a finite number."""
-        return self.curve[-1]["loss"] is None
-
-    def run(self, *, show: Show, stop: Callable[[], bool]) -> Ending:
+    def run(self, on_round: OnRound | None = None, *, stop: Callable[[], bool]) -> Ending:
         """Do the rounds that are left and save them; at the end, write model and summary."""
         directory = self.directory
         try:
-            ending = self._train(show, stop)
+            ending = self._train(on_round, stop)
             self._save()
             if ending.kind != "interrupted":
                 model = self._model_bytes(self.simulation.weights)
@@ -120,89 +94,50 @@ class TrainingSession:
             raise CheckpointFailed(text) from error
         return ending
 
-    def _train(self, show: Show, stop: Callable[[], bool]) -> Ending:
+    def _train(self, on_round: OnRound | None, stop: Callable[[], bool]) -> Ending:
         simulation, config = self.simulation, self.directory.config
-        if not self.curve:
-            self._evaluate()
         if self._saved_round is None:
             self._save()  # so that rounds without a checkpoint mean that it was lost
         if simulation.ending is not None:  # before it came here
-            self._evaluate()
             return simulation.ending
-        while self.round_index < self.rounds and not self.diverged:
-            if stop():
-                return Ending("interrupted", self._after())
-            if stalled([point["loss"] for point in self.curve], config.patience):
-                return Ending("early", f"the loss has not fallen for {config.patience} evaluations")
-            before = time.monotonic()
-            try:
-                result = simulation.step()
-            except (BudgetExceeded, Diverged) as error:
-                self._evaluate()
-                kind = "budget" if isinstance(error, BudgetExceeded) else "diverged"
-                return Ending(kind, str(error))
-            seconds = time.monotonic() - before
-            self._times["training"] += seconds
-            summary = simulation.summary(result, measured=False, seconds=seconds)
-            if self._is_due(self.round_index):
-                self._evaluate()
-                last = self.curve[-1]
-                measured = {name: last[name] for name in ("loss", "accuracy")}
-                summary = replace(summary, **measured, epsilon=self._epsilon)
-            announce(summary, self._on_round, _LOGGER)
-            show(self)
+
+        def after_round(summary: RoundSummary) -> None:
+            self._times["training"] += summary.seconds or 0.0
+            if on_round is not None:
+                on_round(summary)
             if time.monotonic() - self._last_save >= config.checkpoint_seconds:
                 self._save()
-        self._evaluate()
-        if self.diverged:
-            return Ending("diverged", f"the loss after {self._after()} is not a finite number")
-        return Ending("finished")
 
-    def shown_epsilon(self) -> Epsilon:
-        """Epsilon now, or a moment ago: computing it takes a twentieth of the time at most."""
-        before = time.monotonic()
-        if before >= self._epsilon_due:
-            self._epsilon = self.simulation.epsilon(self._delta)
-            now = time.monotonic()
-            self._epsilon_due = now + 20 * (now - before)
-        return self._epsilon
+        return simulation.train(
+            evaluate_every=config.evaluate_every or 1,
+            patience=config.patience,
+            delta=config.delta,
+            on_round=after_round,
+            on_measured=self._write_measurement,
+            stop=stop,
+        )
 
-    def _is_due(self, rounds: int) -> bool:
-        """Tell whether the model is evaluated after this number of rounds."""
-        return rounds % (self.directory.config.evaluate_every or 1) == 0 or rounds == self.rounds
-
-    def _after(self) -> str:
-        return "1 round" if self.round_index == 1 else f"{self.round_index:,} rounds"
-
-    def _evaluate(self) -> None:
-        """Measure the model and add a line, unless this round has one."""
-        simulation = self.simulation
-        # The last round is evaluated at its end, and once more when the session ends.
-        if self.curve and self.curve[-1]["round"] == simulation.round_index:
-            return
-        record = simulation.measurement(simulation.summary(measured=True, delta=self._delta))
-        self._epsilon = Epsilon.from_json(record["epsilon"])
-        losses = [math.inf if point["loss"] is None else point["loss"] for point in self.curve]
-        self.directory.add_measurement(record)
-        self.curve.append(record)
+    def _write_measurement(self, row: dict[str, Any], is_best: bool) -> None:
+        self.directory.add_measurement(row)
         # Killed before the next checkpoint, the run comes here again with the same model.
-        smallest = record["loss"] is not None and record["loss"] < min(losses, default=math.inf)
-        if self.directory.config.patience and smallest:
-            self.directory.write_best(self._model_bytes(simulation.weights))
+        if self.directory.config.patience and is_best:
+            self.directory.write_best(self._model_bytes(self.simulation.weights))
 
     def _model_bytes(self, weights: Tensor) -> bytes:
-        named = unflatten(self._built.model, weights)
+        named = unflatten(self._model, weights)
         return safetensors.torch.save({name: w.cpu().contiguous() for name, w in named.items()})
 
     def _save(self) -> None:
         now = time.monotonic()
         self._times["total"] += now - self._clock
-        self._times["rounds"] = self.round_index
+        self._times["rounds"] = self.simulation.round_index
         self._clock = self._last_save = now
-        progress = {"curve": self.curve, "rounds": self.rounds}
-        content = files.pack(self.simulation.state(), progress, identity=self.directory.identity)
+        progress = {"curve": self.curve}
+        content = files.pack(
+            self.simulation.state_dict(), progress, identity=self.directory.identity
+        )
         self.directory.write_checkpoint(content, self._times)
-        self._saved_round = self.round_index
+        self._saved_round = self.simulation.round_index
 
     def _restore(self) -> None:
         directory, path = self.directory, self.directory.checkpoint
@@ -223,16 +158,11 @@ class TrainingSession:
             return
         state, saved = files.unpack(path.read_bytes(), path, identity=directory.identity)
         try:
-            self.simulation.load_state(state)
+            self.simulation.load_state_dict(state)
         except MismatchError as error:
             raise MismatchError(f"{path}: {error}") from error
-        planned, self.curve = saved["rounds"], saved["curve"]
-        self._saved_round = self.round_index
-        if planned != self.rounds and not self._is_due(self.curve[-1]["round"]):
-            # That of an end which is none any more: a run with as many rounds would not have it.
-            # (An evaluation that is due stays: the longer run has it as well.)
-            self.curve.pop()
-            self._save()
+        self.curve[:] = saved["curve"]
+        self._saved_round = self.simulation.round_index
         directory.write_metrics(self.curve)
 
     def _summary(self, ending: Ending) -> dict[str, Any]:
@@ -242,7 +172,7 @@ class TrainingSession:
         would send to and from the same workers, to those of the messages with their headers.
         """
         simulation, config = self.simulation, self.directory.config
-        progress = simulation.progress
+        progress = simulation.state.progress
         method, claim = simulation.method, simulation.claim
         first, last = self.curve[0], self.curve[-1]
         known = [point["accuracy"] for point in self.curve if point["accuracy"] is not None]
@@ -261,7 +191,7 @@ class TrainingSession:
         return {
             "outcome": ending.kind,
             "reason": ending.reason,
-            "diverging": self.diverged or (worse and fell),
+            "diverging": last["loss"] is None or (worse and fell),
             "rounds": simulation.round_index,
             "planned_rounds": config.rounds,
             "loss": last["loss"],
@@ -288,17 +218,6 @@ class TrainingSession:
             "config": config.known(),
             "versions": self.directory.start["versions"],
         }
-
-
-def progress_line(session: TrainingSession) -> str:
-    """Loss, accuracy, bytes and epsilon with its basis; the round of an older evaluation."""
-    last, simulation = session.curve[-1], session.simulation
-    loss = "not finite" if last["loss"] is None else f"{last['loss']:.4g}"
-    up, down = bytes_in_words(simulation.bytes_up), bytes_in_words(simulation.bytes_down)
-    measured = f"loss {loss} | accuracy {last['accuracy']:.1%}"
-    if last["round"] != session.round_index:
-        measured = f"at round {last['round']:,}: {measured.replace(' |', ',')}"
-    return f"{measured} | up {up}, down {down} | {session.shown_epsilon().text('short')}"
 
 
 def report(summary: dict[str, Any], times: dict[str, float]) -> tuple[Table | str, ...]:
@@ -371,91 +290,62 @@ def train(
     """
     path, every = Path(directory), evaluate_every or max(1, simulation.rounds // 10)
     config = settings_of_simulation(simulation, evaluate_every=every, patience=patience)
-    model = simulation.task.model(simulation.seed)
     begun = files.has_run(path)
     opened = (
         RunDirectory.open(path) if begun
         else RunDirectory.create(path, config, command=["diffsketch.train"])
     )  # fmt: skip
     with opened as kept:
-        if kept.config != config:
+        # Field by field: read back, it is of the class of runs of built-in tasks if it can be.
+        if dict(kept.config) != dict(config):
             raise MismatchError(f"{path}: has a run with other settings")
         if kept.finished:
             return str((kept.summary() or {}).get("reason", ""))
-        session = TrainingSession(Built(config, simulation, model), kept, on_round=on_round)
-        return session.run(show=lambda _: None, stop=stop).reason
+        return TrainingSession(simulation, kept).run(on_round, stop=stop).reason
 
 
-def start(
-    config: RunConfig,
-    output: Path | None,
-    console: LastingConsole,
-    *,
-    command: list[str],
-    log: str | None = None,
-) -> int:
+def start(config: RunConfig, output: Path | None, *, log: str | None = None) -> int:
     """Begin a run in a directory, by default a new one below `runs`; the exit status."""
     with torch_threads(config.threads):
         built = build(config)
         chosen = built.config
         path = output or files.free_name(Path("runs") / f"{chosen.data_name}-{chosen.method}")
-        with RunDirectory.create(path, chosen, command=command) as directory:
-            return _session_on(console, built, directory, log=log)
+        with RunDirectory.create(path, chosen, command=command_line()) as directory:
+            return _session_on(built.simulation, directory, log=log)
 
 
-def resume(
-    path: Path,
-    console: LastingConsole,
-    *,
-    command: list[str],
-    rounds: int | None = None,
-    log: str | None = None,
-) -> int:
-    """Continue a run until it ends, or until it has `rounds`; the exit status."""
+def resume(path: Path, *, log: str | None = None) -> int:
+    """Continue a run until it ends; the exit status."""
     with RunDirectory.open(path) as directory:
-        if rounds is not None and rounds != directory.config.rounds:
-            directory = _extended(directory, rounds, command)
         summary = directory.summary()
         if summary is not None and directory.finished:
+            console = LastingConsole()
             print_line(console, f"The run in {path} is finished: there is nothing to continue.")
             console.show(*report(summary, directory.times()))
             return 0
         with torch_threads(directory.config.threads):
-            return _session_on(console, build(directory.config), directory, log=log)
+            return _session_on(build(directory.config).simulation, directory, log=log)
 
 
-def _extended(directory: RunDirectory, rounds: int, command: list[str]) -> RunDirectory:
-    """The run with another number of rounds, which must have been the same run so far."""
-    planned, path = directory.config.rounds, directory.checkpoint
-    if path.exists():
-        state, _ = files.unpack(path.read_bytes(), path, identity=directory.identity)
-        done = state["round_index"]
-        check(rounds >= done, "rounds", f"be at least the {done:,} that are done", rounds)
-        with torch_threads(directory.config.threads):
-            simulation = build(directory.config.replaced(rounds=rounds)).simulation
-        try:
-            simulation.load_state(state)
-        except MismatchError as error:
-            raise ArgumentError(
-                f"rounds must be {planned}, got rounds={rounds}: the schedule depends on their "
-                f"number, so the rounds that are done would differ ({error})"
-            ) from error
-    return directory.extended(rounds, command=command)
-
-
-def _session_on(
-    console: LastingConsole, built: Built, directory: RunDirectory, *, log: str | None
-) -> int:
-    on_round = None if log is None else LOGGERS[log](directory.path)
+def _session_on(simulation: Simulation, directory: RunDirectory, *, log: str | None) -> int:
+    console = LastingConsole()
+    logger, measured = None if log is None else LOGGERS[log](directory.path), ""
     with (
         Interrupts() as interrupts,
-        console.progress("round", total=built.config.rounds, every=_LINE_SECONDS) as show,
+        console.progress("round", total=simulation.rounds) as show,
         warnings_in_lines(console),
     ):
-        ending = TrainingSession(built, directory, on_round=on_round).run(
-            show=lambda training: show(training.round_index, partial(progress_line, training)),
-            stop=lambda: interrupts.signal is not None,
-        )
+
+        def on_round(summary: RoundSummary) -> None:
+            nonlocal measured
+            if logger is not None:
+                logger(summary)
+            # Between measurements the last one stays, with its round.
+            measured = measured if summary.loss is None else str(summary)
+            show(summary.round, measured)
+
+        session = TrainingSession(simulation, directory)
+        ending = session.run(on_round, stop=lambda: interrupts.signal is not None)
     if ending.kind == "interrupted":
         again = f"Continue with: diffsketch run --resume {directory.path}"
         print_line(console, f"Interrupted after {ending.reason}. {again}")

@@ -84,6 +84,7 @@ class Options(BaseModel):
 class FileOptions(Options):
     """Options of all questions about a file of people."""
 
+    file: Path = option("CSV or Parquet file.", default=..., argument="FILE")
     epsilon: float = option("The most that the answer may tell of a person.", default=..., gt=0)
     delta: float = option(
         "Probability that --epsilon need not cover.", default=1e-6, ge=1e-300, lt=0.5
@@ -120,7 +121,7 @@ class RunConfig(Options):
         "What to learn: MNIST over 10 workers, MNIST* over 6,000 devices, Shakespeare by role.",
         default="mnist",
     )
-    model: Literal["logistic", "cnn", "lstm"] | None = _task("The model.")
+    model: Literal["logistic", "lstm"] | None = _task("The model.")
     workers: int | None = _task("Workers or devices that hold data.", ge=1)
     samples: int | None = _task("Examples of each worker (MNIST tasks).", ge=1)
     data_dir: str | None = _task(
@@ -269,11 +270,6 @@ class OwnRun(RunConfig):
 
     task: str = _task("Name of the task.", min_length=1)  # type: ignore[assignment]
     method: str = _method("Name of the method.", default="", min_length=1)
-
-    @property
-    def data_name(self) -> str:
-        """The task."""
-        return self.task
 
 
 def saved_config(values: Mapping[str, Any]) -> RunConfig:

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
@@ -15,13 +15,17 @@ from typing import Any, TypeAlias
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 Progressed: TypeAlias = Callable[..., None]
-LINE_SECONDS, BAR_SECONDS = 30.0, 0.1  # between two lines, and between two states of a bar
+LINE_SECONDS, BAR_SECONDS = 10.0, 0.1  # between two lines, and between two states of a bar
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def command_line() -> list[str]:
+    """Return the words of this command, for the record."""
+    return ["diffsketch", *sys.argv[1:]]
 
 
 class LastingConsole(Console):
@@ -39,54 +43,37 @@ class LastingConsole(Console):
         os.close(nowhere)
 
     @contextmanager
-    def progress(
-        self,
-        what: str,
-        *,
-        total: int | None = None,
-        every: float | None = None,
-    ) -> Iterator[Progressed]:
+    def progress(self, what: str, *, total: int | None = None) -> Iterator[Progressed]:
         """Show how far some work is: a bar on a terminal, elsewhere a line now and then.
 
         Yields a function to call with the number that is done (without `total`, the share), and
-        with a text, or a function that makes the text when it is shown, or with the shares of the
-        parts that are under way by name, each of which has a bar of its own.
+        with a text.
 
         Args:
             what: Name of the work, or of its units if there is a total.
             total: Number of units.
-            every: Seconds between lines where there is no terminal; `LINE_SECONDS` by default.
         """
-        pause = BAR_SECONDS if self.is_terminal else LINE_SECONDS if every is None else every
+        pause = BAR_SECONDS if self.is_terminal else LINE_SECONDS
         due = 0.0 if self.is_terminal else time.monotonic() + pause
         columns = (TextColumn("{task.description}"), BarColumn(None), TimeRemainingColumn())
         bar = Progress(*columns, console=self, expand=True)
-        task, parts = bar.add_task(what, total=total or 1), dict[str, Any]()
+        task = bar.add_task(what, total=total or 1)
         # Transient: what is left in the end is the report, and no bar.
         live = Live(bar, console=self, transient=True)
 
-        def show(
-            done: float, text: str | Callable[[], str] = "", under_way: Mapping[str, float] = {}
-        ) -> None:
+        def show(done: float, text: str = "") -> None:
             nonlocal due
             # A unit of work may take less time than showing that it is done.
             if time.monotonic() < due and done != total:
                 return
             due = time.monotonic() + pause
             head = f"{what} {done:.0%}" if total is None else f"{what} {done:,}/{total:,}"
-            line = text if isinstance(text, str) else text()
             if self.is_terminal:
                 bar.update(task, completed=done, description=head)
-                for name in {**parts, **under_way}:
-                    if name not in parts:
-                        parts[name] = bar.add_task(escape(name), total=1)
-                    share = under_way.get(name)
-                    bar.update(parts[name], completed=share, visible=share is not None)
                 # A line of its own, so that nothing is cut off in a narrow terminal.
-                live.update(Group(bar, Text(line)))
+                live.update(Group(bar, Text(text)))
             else:
-                line = line or "; ".join(under_way)
-                print_line(self, f"{head} | {line}" if line else head)
+                print_line(self, f"{head} | {text}" if text else head)
 
         with live if self.is_terminal else nullcontext():
             yield show
