@@ -25,9 +25,7 @@ def test_intervals_cover(question: str) -> None:
 
 
 @pytest.mark.parametrize("question", ["means", "counts"])
-def test_intervals_for_half_the_noise_do_not(
-    question: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_intervals_for_half_the_noise_fail(question: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The test sees what it is to see: 67% where noise is twice what intervals are made for."""
     true = release.TableNoise.std.fget  # type: ignore[attr-defined]
     monkeypatch.setattr(release.TableNoise, "std", property(lambda noise: true(noise) / 2))

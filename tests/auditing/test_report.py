@@ -26,11 +26,9 @@ EXACT = ({"epsilon", "how"}, "exact best attack")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The directory and the printed text of one short run."""
     directory = tmp_path_factory.mktemp("audit") / "new"
-    result = invoke(
-        *["audit", "--output", str(directory), "--plant", "reused-noise", "--case", "bare-known",
-         "--case", "bare-client", "--case", "gaussian-local", "--case", "laplace",
-         "--trials", "2000", "--confidence", "0.999999"],
-    )  # fmt: skip
+    words = "--plant reused-noise --case bare-known --case bare-client --case gaussian-local "
+    words += "--case laplace --trials 2000 --confidence 0.999999"
+    result = invoke("audit", "--output", directory, *words.split())
     assert result.exit_code == 0, result.output
     return directory, plain(result.output)
 
@@ -85,18 +83,16 @@ def test_json(run: tuple[Path, str]) -> None:
 
 def test_selection() -> None:
     everything, quick = select(), select(is_quick=True)
-    assert set(cases()) - set(everything.cases) == {"bare-unknown-10000x2", "bare-unknown-10000x4"}
-    assert set(quick.cases) == {"bare-known", "bare-parity", *EXPLOITS, *RELEASES}
+    assert set(cases()) == set(everything)
+    assert set(quick) == {"bare-known", "bare-parity", *EXPLOITS, *RELEASES}
     chosen = select(names=["laplace"], plants=["small-noise", "no-clip"])
-    assert list(chosen.cases) == ["laplace", "laplace+small-noise", "laplace+no-clip"]
-    assert list(select(plants=["no-draw"]).cases) == [
-        "gaussian-sampled", "gaussian-sampled+no-draw",
-    ]  # fmt: skip
+    assert list(chosen) == ["laplace", "laplace+small-noise", "laplace+no-clip"]
+    sampled = ["gaussian-sampled", "gaussian-sampled+no-draw"]
+    assert list(select(plants=["no-draw"])) == sampled
     own = own_release("gaussian", "clip=1 noise_multiplier=2", dim=5, cohort=1)
-    assert list(select(release=own).cases) == ["gaussian"]
-    assert list(select(release=own, plants=["small-noise", "row-blind"]).cases) == [
-        "gaussian", "gaussian+small-noise",
-    ]  # fmt: skip
+    assert list(select(release=own)) == ["gaussian"]
+    chosen = select(release=own, plants=["small-noise", "row-blind"])
+    assert list(chosen) == ["gaussian", "gaussian+small-noise"]
 
 
 def test_own_method(tmp_path: Path) -> None:
@@ -109,17 +105,15 @@ def test_own_method(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     data = json.loads((tmp_path / "audit.json").read_text(encoding="utf-8"))
     found = [(each["title"], each["verdict"]) for each in data["audits"]]
-    assert found == [
-        ("sketch-gaussian, 1 x 30 cells", "consistent"),
-        ("sketch-gaussian, 1 x 30 cells", "contradicts the claim"),
-    ]
+    title = "sketch-gaussian, 1 x 30 cells"
+    assert found == [(title, "consistent"), (title, "contradicts the claim")]
     assert "standard deviation" in data["audits"][0]["claim"]
 
 
 def test_quick_takes_half_and_progress_is_told() -> None:
     told: list[tuple[float, str]] = []
-    selection = select(names=["bare-parity"], is_quick=True)
-    found = run_suite(selection, on_progress=lambda done, what: told.append((done, what)))
+    makers = [cases()["bare-parity"]]
+    found = run_suite(makers, quick=True, on_progress=lambda done, what: told.append((done, what)))
     assert found.results[0].trials == 2000
     shares = [done for done, _ in told]
     assert shares == sorted(shares)
@@ -132,8 +126,7 @@ def test_80_columns_are_enough() -> None:
     names = ["bare-known", "sketch-gaussian-member-flag", "skellam-distributed"]
     selection = select(names=names, plants=["reused-noise", "small-noise"])
     simulated = replace(EXPLOITS["low-bits"](), name="simulated", simulated=True)
-    selection = replace(selection, cases={**selection.cases, "simulated": lambda: simulated})
-    suite = run_suite(selection, trials=100, confidence=0.9)
+    suite = run_suite([*selection.values(), lambda: simulated], trials=100, confidence=0.9)
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(*report.report(suite))
     printed = console.export_text()
@@ -154,9 +147,8 @@ def test_80_columns_are_enough() -> None:
 
 
 def test_too_few_trials_are_blamed(tmp_path: Path) -> None:
-    arguments = ["--case", "laplace", "--plant", "small-noise", "--trials", "100",
-                 "--output", str(tmp_path)]  # fmt: skip
-    printed = plain(invoke("audit", *arguments).output)
+    words = "--case laplace --plant small-noise --trials 100"
+    printed = plain(invoke("audit", "--output", tmp_path, *words.split()).output)
     assert "Planted errors found: 0 of 1." in printed
     assert "100 trials may be too few to find laplace+small-noise" in printed
 

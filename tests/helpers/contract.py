@@ -65,13 +65,9 @@ CASES = tuple(Case(name) for name in SETTINGS)
 def simulated(case: Case) -> Tensor:
     """The weights by the simulation."""
     simulation = Simulation(
-        make_task(9, 7),
-        method=case.method,
-        trainer=ReferenceTrainer(),
-        algorithm=ALGORITHM,
-        rounds=ROUNDS,
-        seed=SEED,
-    )
+        make_task(9, 7), method=case.method, trainer=ReferenceTrainer(), algorithm=ALGORITHM,
+        rounds=ROUNDS, seed=SEED,
+    )  # fmt: skip
     for _ in range(ROUNDS):
         simulation.step()
     return simulation.weights
@@ -84,13 +80,9 @@ def first_weights() -> Tensor:
 def gradient(weights: Tensor, worker: int, round_index: int) -> Tensor:
     """What a worker contributes to a round."""
     vectors = ALGORITHM.vectors(
-        weights,
-        torch.tensor([worker]),
-        trainer=ReferenceTrainer(),
-        devices=make_task(9, 7).devices,
-        seed=SEED,
-        round_index=round_index,
-    )
+        weights, torch.tensor([worker]), trainer=ReferenceTrainer(),
+        devices=make_task(9, 7).devices, seed=SEED, round_index=round_index,
+    )  # fmt: skip
     return vectors[0]
 
 

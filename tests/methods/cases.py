@@ -60,7 +60,7 @@ class Case:
 
     method: Method
     words: str
-    variance: float | None = 0.0
+    variance: float | None = None
 
 
 def make_vectors() -> Tensor:
@@ -85,8 +85,6 @@ def laplace_variance(rows: int, per_round: float) -> float:
 
 
 def build_cases() -> dict[str, Case]:
-    laplace = RawLaplace(DIM, per_round=4.0, clip=1.0)
-    sketch_laplace = SketchLaplace(DIM, 2, 20, per_round=20.0, clip=1.0)
     local = SketchGaussian(DIM, 2, 20, clip=6.0, noise_multiplier=0.1)
     central = SketchGaussian(DIM, 2, 20, clip=6.0, noise_multiplier=0.3, trust=Trust.CENTRAL)
     shared = SketchSkellam(DIM, 2, 20, clip=6.0, noise_multiplier=0.3, cohort=WORKERS)
@@ -102,20 +100,18 @@ def build_cases() -> dict[str, Case]:
     )
     dense_skellam = SkellamMean(dim=DIM, clip=2.0, noise_multiplier=0.5, cohort=WORKERS)
     levels = CpSgd(dim=DIM, cohort=WORKERS, clip=2.0, levels=64, trials=3200, delta=1e-3)
-    paper = CpSgd(dim=DIM, cohort=WORKERS, claimed=5.0, bits=5)
-    secure_sum, nobody = f"{CLIENT} distributed trust", f"{CLIENT} local trust"
+    secure_sum = f"{CLIENT} distributed trust"
+    none, claimed = f"none: {CLIENT} local trust", f"claimed: {secure_sum}"
     padding = float(SIGMA.square().mean())
     return {
-        "none": Case(Uncompressed(DIM), f"none: {nobody}"),
-        "sketch": Case(PlainSketch(DIM, 2, 20), f"none: {nobody}"),
-        "sketch-4-bits": Case(
-            PlainSketch(DIM, 2, 20, bits=4, cell_limit=3.0), f"none: {nobody}", None
-        ),
+        "none": Case(Uncompressed(DIM), none, 0.0),
+        "sketch": Case(PlainSketch(DIM, 2, 20), none, 0.0),
+        "sketch-4-bits": Case(PlainSketch(DIM, 2, 20, bits=4, cell_limit=3.0), none),
         "sketch-1-bit": Case(
-            PlainSketch(DIM, 2, 20, bits=1, cell_limit=1.5, cohort=WORKERS), f"none: {nobody}", None
+            PlainSketch(DIM, 2, 20, bits=1, cell_limit=1.5, cohort=WORKERS), none
         ),
         "sketch-median": Case(
-            PlainSketch(DIM, 5, 20, family="pairwise", combine="median"), f"none: {nobody}"
+            PlainSketch(DIM, 5, 20, family="pairwise", combine="median"), none, 0.0
         ),
         "diffsketch": Case(
             DiffSketch(DIM, 2, 20, per_round=20.0), CLAIMED, laplace_variance(2, 20.0)
@@ -124,35 +120,34 @@ def build_cases() -> dict[str, Case]:
             PlainSketch(
                 DIM, 2, 20, bits=3, cell_limit=3.0, cohort=WORKERS, trust=Trust.DISTRIBUTED
             ),
-            f"none: {nobody}",
-            None,
+            none,
         ),
         "diffsketch-8-bits": Case(
-            DiffSketch(DIM, 2, 20, per_round=20.0, bits=8, cell_limit=30.0), CLAIMED, None
+            DiffSketch(DIM, 2, 20, per_round=20.0, bits=8, cell_limit=30.0), CLAIMED
         ),
         "diffsketch-padded": Case(
             DiffSketch(DIM, 2, 4, per_round=20.0, padding=600), CLAIMED, padding * 600 / 4
         ),
         "diffsketch-least": Case(
-            DiffSketch(DIM, 2, 4, per_round=20.0, padding=600, appended="least"), CLAIMED, None
+            DiffSketch(DIM, 2, 4, per_round=20.0, padding=600, appended="least"), CLAIMED
         ),
         "laplace": Case(RawLaplace(DIM, per_round=4.0), CLAIMED, laplace_variance(1, 4.0)),
-        "laplace-clipped": Case(laplace, PROVEN, None),
+        "laplace-clipped": Case(RawLaplace(DIM, per_round=4.0, clip=1.0), PROVEN),
         "sketch-laplace": Case(
             SketchLaplace(DIM, 2, 20, per_round=20.0), CLAIMED, laplace_variance(2, 20.0)
         ),
-        "sketch-laplace-clipped": Case(sketch_laplace, PROVEN, None),
-        "cpsgd": Case(levels, f"proven: {secure_sum}", None),
-        "cpsgd-paper": Case(paper, f"claimed: {secure_sum}", None),
-        "sketch-gaussian": Case(local, f"proven: {nobody}", None),
-        "sketch-gaussian-central": Case(central, f"proven: {CLIENT} central trust", None),
-        "gaussian": Case(dense, f"proven: {secure_sum}", None),
-        "gaussian-adaptive": Case(adaptive, f"proven: {CLIENT} central trust", None),
-        "skellam": Case(dense_skellam, f"proven: {secure_sum}", None),
-        "sketch-skellam": Case(shared, f"proven: {secure_sum}", None),
-        "sketch-skellam-local": Case(
-            own, "proven: client unit, add-or-remove, local trust", None
+        "sketch-laplace-clipped": Case(
+            SketchLaplace(DIM, 2, 20, per_round=20.0, clip=1.0), PROVEN
         ),
+        "cpsgd": Case(levels, f"proven: {secure_sum}"),
+        "cpsgd-paper": Case(CpSgd(dim=DIM, cohort=WORKERS, claimed=5.0, bits=5), claimed),
+        "sketch-gaussian": Case(local, f"proven: {CLIENT} local trust"),
+        "sketch-gaussian-central": Case(central, f"proven: {CLIENT} central trust"),
+        "gaussian": Case(dense, f"proven: {secure_sum}"),
+        "gaussian-adaptive": Case(adaptive, f"proven: {CLIENT} central trust"),
+        "skellam": Case(dense_skellam, f"proven: {secure_sum}"),
+        "sketch-skellam": Case(shared, f"proven: {secure_sum}"),
+        "sketch-skellam-local": Case(own, "proven: client unit, add-or-remove, local trust"),
     }  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from diffsketch.methods.feedback import ErrorFeedback
 from diffsketch.privacy import CohortNoise, NoiseKey
 from diffsketch.privacy.claim import Trust
 from diffsketch.sketch import SketchKey
+from tests.helpers.refusals import refused
 
 DIM = 400
 KEY, NOISE = SketchKey.from_integer(1), NoiseKey.from_integer(1)
@@ -88,11 +89,10 @@ def test_what_counts_as_sent_is_clipped_and_has_no_noise(clip: float) -> None:
 @pytest.mark.parametrize(("cols", "expected"), [(8, 2 / math.sqrt(399 / 8)), (200, 1.0)])
 def test_the_share_that_is_sent_at_once(cols: int, expected: float) -> None:
     method = PlainSketch(DIM, 1, cols)
-    assert ErrorFeedback(method, method.claim_for(1, KEY.seed(0))).immediate == pytest.approx(
-        expected
-    )
-    with pytest.raises(ArgumentError, match=r"immediate must be in \(0, 1\]"):
-        ErrorFeedback(method, method.claim_for(1, KEY.seed(0)), immediate=1.5)
+    arguments = method, method.claim_for(1, KEY.seed(0))
+    assert ErrorFeedback(*arguments).immediate == pytest.approx(expected)
+    text = r"immediate must be in \(0, 1\]"
+    refused(ArgumentError, text, ErrorFeedback, *arguments, immediate=1.5)
 
 
 def test_roundings_count_as_variance() -> None:

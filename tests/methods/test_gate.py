@@ -18,7 +18,13 @@ from benchmarks.timing import extra_memory
 from diffsketch import SketchKey, build_method
 from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.methods import PlainSketch, SketchGaussian, SketchSkellam, Uncompressed
-from diffsketch.methods.gate import ClippedVectors, check_release, private_mean, release
+from diffsketch.methods.gate import (
+    ClippedVectors,
+    check_release,
+    private_mean,
+    release,
+    release_total,
+)
 from diffsketch.methods.plain import SaturatedCells
 from diffsketch.privacy import (
     Account,
@@ -30,6 +36,7 @@ from diffsketch.privacy import (
     SimulatedClaim,
     Trust,
 )
+from diffsketch.privacy.mechanisms.integer import SkellamMechanism
 from tests.helpers.refusals import refused
 from tests.methods.cases import CASES, WORKERS, Case
 from tests.methods.cases import VECTORS as CASE_VECTORS
@@ -191,20 +198,19 @@ def test_other_types_become_float32(dtype: torch.dtype) -> None:
     torch.testing.assert_close(found, numbers.float().mean(dim=0))
 
 
-@pytest.mark.parametrize(
-    ("bad", "named"),
-    [
-        (VECTORS + 1j, "torch.complex64"),
-        (VECTORS.numpy() + 1j, "dtype complex64"), (csr_matrix(VECTORS.numpy() + 1j), "complex64"),
-        (VECTORS.numpy().astype(object), "dtype object"), (["a", "b"], "list of dtype <U1"),
-        ([[1.0, 2.0], [3.0]], "list: .*inhomogeneous"), (None, "NoneType of dtype object"),
-        (np.ma.masked_less(VECTORS.numpy(), 0), "must not be masked.* got a MaskedArray"),
-        (list(np.ma.masked_less(VECTORS.numpy(), 0)), "must not be masked"),
-        (np.full((2, DIM), 1e300), "in rows 0, 1$"),
-    ],
-)  # fmt: skip
-def test_what_are_no_numbers_is_refused(bad: Any, named: str) -> None:
-    refused(ArgumentError, named, private_mean, bad, Uncompressed(DIM), key=KEY)
+def test_what_are_no_numbers_is_refused() -> None:
+    masked = np.ma.masked_less(VECTORS.numpy(), 0)
+    mean = partial(private_mean, method=Uncompressed(DIM), key=KEY)
+    refused(ArgumentError, "torch.complex64", mean, VECTORS + 1j)
+    refused(ArgumentError, "dtype complex64", mean, VECTORS.numpy() + 1j)
+    refused(ArgumentError, "complex64", mean, csr_matrix(VECTORS.numpy() + 1j))
+    refused(ArgumentError, "dtype object", mean, VECTORS.numpy().astype(object))
+    refused(ArgumentError, "list of dtype <U1", mean, ["a", "b"])
+    refused(ArgumentError, "list: .*inhomogeneous", mean, [[1.0, 2.0], [3.0]])
+    refused(ArgumentError, "NoneType of dtype object", mean, None)
+    refused(ArgumentError, "must not be masked.* got a MaskedArray", mean, masked)
+    refused(ArgumentError, "must not be masked", mean, list(masked))
+    refused(ArgumentError, "in rows 0, 1$", mean, np.full((2, DIM), 1e300))
 
 
 def test_truth_values_are_numbers() -> None:
@@ -262,23 +268,7 @@ def test_bad_input() -> None:
     refused(ArgumentError, "method must be a Method", private_mean, VECTORS, "none", key=KEY)
     refused(ArgumentError, "key must be a SketchKey", private_mean, VECTORS, method, key=NOISE)
     for bad in ("7", -1):
-        with pytest.raises(ArgumentError, match="simulation_seed must be"):
-            private_mean(VECTORS, method, key=KEY, simulation_seed=bad)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("name", ["sketch", "laplace", "sketch-gaussian", "sketch-skellam"])
-def test_overflow_names_the_row(name: str) -> None:
-    settings: dict[str, dict[str, object]] = {
-        "sketch": {"rows": 1, "cols": 10},
-        "laplace": {"per_round": 1.0},
-        "sketch-gaussian": {"rows": 1, "cols": 10, "clip": 1.0, "noise_multiplier": 1.0},
-        "sketch-skellam": {"rows": 1, "cols": 10, "clip": 1.0, "noise_multiplier": 1.0},
-    }
-    method = build_method(name, dim=200, cohort=4, settings=settings[name])
-    vectors = torch.zeros(4, 200)
-    vectors[2] = 3e38
-    with pytest.raises(ArgumentError, match=r"coordinates overflow in rows 2$"):
-        private_mean(vectors, method, key=SketchKey.from_integer(0))
+        refused(ArgumentError, "seed must be", private_mean, VECTORS, method, simulation_seed=bad)
 
 
 @pytest.mark.slow
@@ -331,9 +321,35 @@ def test_nothing_is_encoded_before_it_is_charged(monkeypatch: pytest.MonkeyPatch
     release(vectors, GAUSSIAN, KEY.seed(0), CLAIM, charge=lambda: order.append("charge"))
     assert order == ["charge", "encode"]
     spent = Account(Budget(1e-3, 1e-9))
-    with pytest.raises(BudgetExceeded):
+    with pytest.raises(BudgetExceeded, match="budget"):
         release(vectors, GAUSSIAN, KEY.seed(0), CLAIM, charge=partial(spent.charge, CLAIM))
     assert order == ["charge", "encode"]
+
+
+def test_the_noise_of_a_total_is_drawn_after_it_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    method = SketchSkellam(DIM, 1, 20, clip=9.0, noise_multiplier=1.0, cohort=3)
+    mechanism, claim = method.mechanism, method.claim_for(3, KEY.seed(0))
+    assert isinstance(mechanism, SkellamMechanism)
+    draw, charge = type(mechanism).draw_sum, Account.charge
+
+    def watched(self: Any, *arguments: Any, **more: Any) -> Any:
+        order.append("draw")
+        return draw(self, *arguments, **more)
+
+    def charged(self: Account, *arguments: Any, **more: Any) -> Any:
+        order.append("charge")
+        return charge(self, *arguments, **more)
+
+    monkeypatch.setattr(type(mechanism), "draw_sum", watched)
+    monkeypatch.setattr(Account, "charge", charged)
+    total = torch.zeros(DIM, dtype=torch.int64)
+    noisy = [release_total(total, mechanism, claim, count=3, account=Account()) for _ in range(2)]
+    assert order == ["charge", "draw"] * 2
+    assert not torch.equal(*noisy)
+    with pytest.raises(BudgetExceeded, match="budget"):
+        release_total(total, mechanism, claim, count=3, account=Account(Budget(1e-3, 1e-9)))
+    assert order == ["charge", "draw"] * 2 + ["charge"]
 
 
 @pytest.mark.parametrize("value", ODD.values(), ids=ODD)
@@ -366,8 +382,8 @@ def test_zeros_in_place_of_a_vector_have_their_noise() -> None:
 
 
 def test_what_a_gate_refuses() -> None:
-    with pytest.raises(MismatchError, match="with dim=60"):
-        release(torch.zeros(1, 3), GAUSSIAN, KEY.seed(0), CLAIM, charge=None)
+    arguments = GAUSSIAN, KEY.seed(0), CLAIM
+    refused(MismatchError, "with dim=60", release, torch.zeros(1, 3), *arguments, charge=None)
     simulated = SimulatedClaim.of(CLAIM)
     charged: list[int] = []
     with pytest.raises(ArgumentError, match="must be about exact noise"):
@@ -389,8 +405,7 @@ def test_an_account_of_means() -> None:
     assert isinstance(claim, ProvenClaim)
     for _ in range(account.rounds_left(claim)):
         private_mean(VECTORS, method, account=account)
-    with pytest.raises(BudgetExceeded):
-        private_mean(VECTORS, method, account=account)
+    refused(BudgetExceeded, "budget", private_mean, VECTORS, method, account=account)
     seeded = Account()
     private_mean(VECTORS, method, account=seeded, simulation_seed=3)
     assert seeded.epsilon(1e-5).simulated

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from itertools import product
+from itertools import permutations, product
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ from diffsketch.privacy.claim import (
     Trust,
     Unit,
 )
+from tests.helpers.refusals import refused
 
 SCOPE = Scope(Unit.CLIENT, Relation.ADD_OR_REMOVE, Trust.CENTRAL)
 BUDGET = Budget(epsilon=3.0, delta=1e-5)
@@ -75,15 +76,11 @@ def test_what_is_charged_is_there_again(path: Path) -> None:
     assert again.budget == Budget(1e4, 1e-5)
     total = events.composed(*(events.repeated(claim.event, rounds) for claim, rounds in expected))
     assert float(again.epsilon(delta=1e-5)) == pytest.approx(epsilon_for(total, 1e-5), rel=1e-9)
-    assert sorted(entry.name for entry in path.parent.iterdir()) == [
-        ".account.json.lock",
-        "account.json",
-    ]
+    files = {entry.name for entry in path.parent.iterdir()}
+    assert files == {".account.json.lock", "account.json"}
 
 
-def test_rounds_of_others_are_taken_from_what_is_reserved(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_others_rounds_come_from_the_reserve(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two objects in turn compose as seldom as one would, and stop at the same round."""
     composed = 0
 
@@ -102,8 +99,7 @@ def test_rounds_of_others_are_taken_from_what_is_reserved(
     assert fits > 50
     before = path.read_bytes()
     for book in (one, two, Account.open(path)):
-        with pytest.raises(BudgetExceeded):
-            book.charge(CLAIM)
+        refused(BudgetExceeded, "budget", book.charge, CLAIM)
         assert (book.rounds, book.rounds_left(CLAIM)) == (fits, 0)
         assert float(book.epsilon(1e-5)) <= 3.0
     assert path.read_bytes() == before
@@ -115,12 +111,10 @@ def test_only_what_is_about_the_same_is_charged(path: Path) -> None:
     before = path.read_bytes()
     local = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
     other = ProvenClaim(local, events.gaussian(1.0), "noise")
-    with pytest.raises(MismatchError, match="must be about the same"):
-        book.charge(other)
+    refused(MismatchError, "must be about the same", book.charge, other)
     with pytest.raises(MismatchError, match=r"account\.json: claims of one account must be about"):
         Account.open(path, planned=other)
-    with pytest.raises(MismatchError, match="must be about the same"):
-        book.merge(charged(other, 1))
+    refused(MismatchError, "must be about the same", book.merge, charged(other, 1))
     assert path.read_bytes() == before
     with pytest.raises(MismatchError, match=r"budget must be that of .*epsilon=3.0"):
         Account.open(limited(path), budget=Budget(4.0, 1e-5))
@@ -158,14 +152,12 @@ def test_a_budget_needs_a_proof_and_words_go_along(path: Path) -> None:
             assert words in again.epsilon(1e-5).text("short")
             assert again.rounds == (2 if first is None else 3)
     nothing = NoClaim(SCOPE, "there is no noise")
-    with pytest.raises(BudgetExceeded, match="is for what is proven"):
-        Account(BUDGET).charge(nothing)
+    refused(BudgetExceeded, "is for what is proven", Account(BUDGET).charge, nothing)
     # A file that was charged without a proof, and then gets a budget: no round is within it.
     Account.open(path.with_name("bare.json")).charge(nothing)
     bare = Account.open(path.with_name("bare.json"), budget=BUDGET)
     assert bare.rounds_left(CLAIM) == 0
-    with pytest.raises(BudgetExceeded, match="a release is not"):
-        bare.charge(CLAIM)
+    refused(BudgetExceeded, "a release is not", bare.charge, CLAIM)
     assert float(bare.epsilon(1e-5)) == math.inf
 
 
@@ -195,8 +187,7 @@ def test_a_failed_write_is_no_charge(
 
     with monkeypatch.context() as patch:
         patch.setattr(module, function, full)
-        with pytest.raises(DataError, match=r"account\.json cannot be written.*do not release"):
-            book.charge(CLAIM)
+        refused(DataError, r"account\.json cannot be written.*do not release", book.charge, CLAIM)
         assert book.rounds == (1 if function == "replace_file" else 2)
     book.charge(CLAIM)
     # If only the name was in doubt the round is in the file: it may be wasted, never forgotten.
@@ -206,8 +197,7 @@ def test_a_failed_write_is_no_charge(
 def test_a_second_name_is_refused(path: Path) -> None:
     book = Account.open(path)
     os.link(path, path.with_name("other.json"))
-    with pytest.raises(DataError, match="hard link"):
-        book.charge(CLAIM)
+    refused(DataError, "hard link", book.charge, CLAIM)
     assert book.rounds == 0
 
 
@@ -220,8 +210,7 @@ def test_a_removed_lock_is_noticed(path: Path, monkeypatch: pytest.MonkeyPatch) 
         write(target, content)
 
     monkeypatch.setattr(module, "replace_file", remove_lock)
-    with pytest.raises(DataError, match="do not release"):
-        book.charge(CLAIM)
+    refused(DataError, "do not release", book.charge, CLAIM)
 
 
 # Crashes and charges in other processes.
@@ -283,21 +272,18 @@ def test_processes_share_a_budget(path: Path) -> None:
         process.start()
     assert sum(charged.get() for _ in running) == fits > 100
     assert Account.open(path).rounds == fits
-    with pytest.raises(BudgetExceeded):
-        book.charge(CLAIM)
+    refused(BudgetExceeded, "budget", book.charge, CLAIM)
     assert book.rounds == fits
 
 
 def test_a_locked_account_is_not_charged(path: Path) -> None:
-    with pytest.raises(ArgumentError, match="wait must be"):
-        Account.open(path, wait=float("nan"))
+    refused(ArgumentError, "wait must be", Account.open, path, wait=float("nan"))
     assert not path.exists()
     Account.open(path)
     book = Account.open(path, wait=0.0)
     with path.with_name(".account.json.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(AccountBusy, match="nothing was charged"):
-            book.charge(CLAIM)
+        refused(AccountBusy, "nothing was charged", book.charge, CLAIM)
     assert book.rounds == 0
     book.charge(CLAIM)
     assert Account.open(path).rounds == 1
@@ -306,7 +292,7 @@ def test_a_locked_account_is_not_charged(path: Path) -> None:
 # Damage.
 
 
-def refused(path: Path, content: bytes) -> str:
+def unreadable(path: Path, content: bytes) -> str:
     """The error for this content, after which the file is as it was."""
     path.write_bytes(content)
     with pytest.raises(DataError) as error:
@@ -328,9 +314,9 @@ def test_every_altered_byte_and_truncation_is_noticed(path: Path) -> None:
             if json.loads(content) == data:
                 continue
         noticed += 1
-        refused(path, content)
+        unreadable(path, content)
     for length in range(len(whole.rstrip())):
-        refused(path, whole[:length])
+        unreadable(path, whole[:length])
     assert noticed > 2 * len(whole.replace(b" ", b"").replace(b"\n", b""))
 
 
@@ -344,9 +330,9 @@ def test_other_formats_are_refused(path: Path) -> None:
         ({"note": "hello"}, "unexpected fields"),
         ({"checksum": "0" * 32}, "checksum"),
     ):
-        assert message in refused(path, json.dumps({**whole, **change}).encode())
+        assert message in unreadable(path, json.dumps({**whole, **change}).encode())
     for content in (b"", b"[]", b"null", b"3", b"{}", b"\xff\xfe", b"[" * 100_000):
-        refused(path, content)
+        unreadable(path, content)
 
 
 def with_checksum(body: Any) -> bytes:
@@ -387,18 +373,16 @@ def test_a_fitting_checksum_does_not_excuse_nonsense(path: Path, change: dict[st
         if change.keys() & target.keys():
             target.update(change)
             break
-    refused(path, with_checksum(body))
+    unreadable(path, with_checksum(body))
 
 
 def test_a_missing_file(path: Path) -> None:
     book = Account.open(path)
     path.unlink()
-    with pytest.raises(DataError, match=r"account\.json cannot be read"):
-        book.charge(CLAIM)
+    refused(DataError, r"account\.json cannot be read", book.charge, CLAIM)
     assert not path.exists()  # a new one would have forgotten all
     path.write_bytes(b"")
-    with pytest.raises(DataError, match=r"cannot be written"):
-        Account.open(path / "account.json")
+    refused(DataError, r"cannot be written", Account.open, path / "account.json")
 
 
 def test_a_file_that_went_back_in_time(path: Path) -> None:
@@ -430,8 +414,6 @@ def test_copies_add_up_when_they_meet(path: Path) -> None:
         meeting.merge(other)
         assert meeting.rounds == 16
     assert Account.open(path).rounds == Account.open(clone).rounds == 16
-    # Negative control: the newest copy alone, as accounts once were combined, misses some.
-    assert max(13, 8) < 16
 
 
 def test_an_older_copy_adds_nothing(path: Path) -> None:
@@ -524,23 +506,20 @@ def test_absurd_counts_are_refused() -> None:
     account = charged(CLAIM, 3)
     body = json.loads(account.to_text())["account"]
     next(iter(body["spent"].values()))[0]["rounds"] = 10**400
-    with pytest.raises(DataError, match="rounds must be"):
-        Account.from_text(with_checksum(body))
-    with pytest.raises(ArgumentError, match="rounds must be"):
-        account.charge(CLAIM, 10**16)
+    refused(DataError, "rounds must be", Account.from_text, with_checksum(body))
+    refused(ArgumentError, "rounds must be", account.charge, CLAIM, 10**16)
 
 
 def test_no_words_are_lost_in_a_mixture() -> None:
     doors = OpenClaim(SCOPE, CLAIM.event, CLAIM.mechanism, ("evaluation",))
     simulated = SimulatedClaim(SCOPE, CLAIM.event, CLAIM.mechanism)
     paper = PaperClaim(SCOPE, Epsilon(5.0, 0.0, 1, Basis.CLAIMED, SCOPE), "a paper")
-    mixtures: list[tuple[Claim, Claim]] = [(doors, simulated), (simulated, doors)]
-    for first, second in mixtures:
+    pairs: list[list[Claim]] = [[doors, simulated], [doors, paper]]
+    for first, second in permutations(pairs[0]):
         account = charged(first, 1)
         account.charge(second)
         assert "claimed, without evaluation and exact noise" in str(account.epsilon(1e-5))
-    mixtures = [(doors, paper), (paper, doors)]
-    for first, second in mixtures:
+    for first, second in permutations(pairs[1]):
         account = charged(first, 1)
         account.charge(second)
         assert float(account.epsilon(1e-5)) == 5.0

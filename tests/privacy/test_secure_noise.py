@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from diffsketch.errors import ArgumentError
 from diffsketch.privacy import SecureNoise
 from diffsketch.privacy import noise as module
+from tests.helpers.refusals import refused
 from tests.privacy.laws import words_of
 
 
@@ -22,9 +23,7 @@ from tests.privacy.laws import words_of
     offsets=st.lists(st.integers(-1, 1), min_size=1, max_size=4),
 )
 @settings(deadline=None, max_examples=300)
-def test_bernoulli_compares_with_the_exact_probability(
-    probability: float, offsets: list[int]
-) -> None:
+def test_bernoulli_compares_with_exact_numbers(probability: float, offsets: list[int]) -> None:
     """Words that agree with the binary digits of the probability, or just do not."""
     exact, words = Fraction(probability), []
     for index, offset in enumerate(offsets):
@@ -37,7 +36,7 @@ def test_bernoulli_compares_with_the_exact_probability(
     assert result == (number < exact)
 
 
-def test_bernoulli_takes_more_bits_for_those_that_need_them(
+def test_bernoulli_takes_more_bits_for_ties(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Ties at the first word are decided by the second, for their own places."""
@@ -51,8 +50,7 @@ def test_bernoulli_takes_more_bits_for_those_that_need_them(
 
 def test_takes_no_seed_and_repeats_nothing() -> None:
     """64 numbers of deviation 2**40 are equal twice with a probability below 2**-2000."""
-    with pytest.raises(TypeError):
-        SecureNoise(7)  # type: ignore[call-arg]
+    refused(TypeError, "argument", SecureNoise, 7)
     noise, other = SecureNoise(), SecureNoise()
     for source in (noise, other):
         state = torch.get_rng_state()
@@ -73,11 +71,9 @@ def test_pieces_of_many_threads_are_all_different() -> None:
 
 
 def test_floating_point_noise_is_refused() -> None:
-    noise = SecureNoise()
-    with pytest.raises(ArgumentError, match=r"whole numbers only.*use discrete_gaussian"):
-        noise.normal((2,), 1.0, dtype=torch.float64)
-    with pytest.raises(ArgumentError, match=r"whole numbers only.*use discrete_laplace"):
-        noise.laplace((2,), 1.0, dtype=torch.float64)
+    noise, text = SecureNoise(), "whole numbers only.*use discrete_"
+    refused(ArgumentError, text + "gaussian", noise.normal, (2,), 1.0, dtype=torch.float64)
+    refused(ArgumentError, text + "laplace", noise.laplace, (2,), 1.0, dtype=torch.float64)
 
 
 def test_a_forked_child_draws_other_numbers() -> None:

@@ -6,57 +6,41 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diffsketch.sketch.hashing import HashSeed, SketchLayout, columns_and_signs
-from diffsketch.sketch.kernels.estimators import Combine
-
-__all__ = ["INPUT_TYPES", "encode", "is_finite", "query"]
-
-INPUT_TYPES: tuple[torch.dtype, ...] = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+from diffsketch.sketch import Combine, CountSketch
+from diffsketch.sketch.hashing import HashSeed, columns_and_signs
 
 
-def encode(vectors: Tensor, seed: HashSeed, *, layout: SketchLayout, offset: int) -> Tensor:
+def encode(vectors: Tensor, sketch: CountSketch, seed: HashSeed, *, offset: int = 0) -> Tensor:
     """Tables of vectors `(..., length)`, which start at coordinate `offset`."""
-    length = vectors.shape[-1]
-    columns, signs = _hashes(seed, layout, offset, length, vectors.device)
-    shape = (*vectors.shape[:-1], layout.rows, layout.cols)
+    columns, signs = _hashes(sketch, seed, offset, vectors.shape[-1], vectors.device)
+    shape = (*vectors.shape[:-1], sketch.rows, sketch.cols)
     exact = torch.zeros(shape, dtype=torch.float64, device=vectors.device)
-    for j in range(layout.rows):
+    for j in range(sketch.rows):
         exact[..., j, :].index_add_(-1, columns[j], vectors.double() * signs[j])
     return exact.to(torch.float64 if vectors.dtype == torch.float64 else torch.float32)
 
 
 def query(
     tables: Tensor,
+    sketch: CountSketch,
     seed: HashSeed,
-    out: Tensor,
+    length: int,
     *,
-    layout: SketchLayout,
-    offset: int,
-    combine: Combine,
-    validate: bool,
-) -> bool:
-    """Write estimates of the coordinates from `offset` on to `out`, `(..., length)`.
-
-    False, and nothing is written, if the tables are to be validated and not finite.
-    """
-    if validate and not is_finite(tables):
-        return False
-    columns, signs = _hashes(seed, layout, offset, out.shape[-1], tables.device)
+    offset: int = 0,
+    combine: Combine = "median",
+) -> Tensor:
+    """Estimates of the coordinates from `offset` on, `(..., length)`."""
+    columns, signs = _hashes(sketch, seed, offset, length, tables.device)
     cells = tables.gather(-1, columns.expand(*tables.shape[:-1], -1)) * signs
+    if combine == "mean":
+        return cells.mean(dim=-2)
     ordered = cells.sort(dim=-2).values
-    middle = (ordered[..., (layout.rows - 1) // 2, :] + ordered[..., layout.rows // 2, :]) / 2
-    out.copy_({"mean": cells.mean(dim=-2), "median": middle}[combine])
-    return True
-
-
-def is_finite(table: Tensor) -> bool:
-    """Whether no cell is NaN or infinite."""
-    return bool(torch.isfinite(table).all())
+    return (ordered[..., (sketch.rows - 1) // 2, :] + ordered[..., sketch.rows // 2, :]) / 2
 
 
 def _hashes(
-    seed: HashSeed, layout: SketchLayout, offset: int, length: int, device: torch.device
+    sketch: CountSketch, seed: HashSeed, offset: int, length: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     coordinates = np.arange(offset, offset + length, dtype=np.int64)
-    columns, signs = columns_and_signs(coordinates, seed, layout=layout)
+    columns, signs = columns_and_signs(coordinates, seed, layout=sketch.layout)
     return torch.from_numpy(columns).to(device), torch.from_numpy(signs).to(device)

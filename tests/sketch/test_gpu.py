@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.sketch import Combine
 from diffsketch.sketch.hashing import FAMILIES, Family, mix64
 from diffsketch.sketch.rounding import SumPacking
+from tests.helpers.refusals import refused
 from tests.sketch import reference
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -38,20 +41,17 @@ def random_vectors(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Ten
 
 
 def check(sketch: CountSketch, vectors: torch.Tensor, offset: int, tolerance: float) -> None:
-    length = vectors.shape[-1]
-    plain = reference.encode(vectors, SEED, layout=sketch.layout, offset=offset)
+    plain = reference.encode(vectors, sketch, SEED, offset=offset)
     table = sketch.encode(vectors, SEED, offset=offset)
     assert table.dtype == plain.dtype
     scale = plain.abs().max().item() + 1
     torch.testing.assert_close(table, plain, rtol=0, atol=tolerance * scale)
     for combine in ("median", "mean"):
-        out = plain.new_empty((*vectors.shape[:-1], length))
-        expected = out.clone()
+        expected = reference.query(
+            plain, sketch, SEED, vectors.shape[-1], offset=offset, combine=combine
+        )
+        out = torch.empty_like(expected)
         sketch.query(plain, SEED, combine=combine, offset=offset, out=out)
-        reference.query(
-            plain, SEED, expected, layout=sketch.layout, offset=offset, combine=combine,
-            validate=True,
-        )  # fmt: skip
         torch.testing.assert_close(out, expected, rtol=0, atol=tolerance * scale)
 
 
@@ -134,13 +134,12 @@ def test_items_give_the_tables_of_the_cpu(family: Family, dtype: torch.dtype) ->
                 estimates = sketch.query_items(batch.cuda(), few.cuda(), SEED, combine=combine)
                 expected = sketch.query_items(batch, few, SEED, combine=combine)
                 torch.testing.assert_close(estimates.cpu(), expected, rtol=1e-5, atol=1e-5)
-    small = CountSketch(100, 3, 10)
-    with pytest.raises(ArgumentError, match=r"got keys\[1\]=100"):
-        small.encode_items(torch.tensor([0, 100], device="cuda"), 1, SEED)
-    with pytest.raises(MismatchError, match="keys must be on cuda"):
-        small.query_items(torch.zeros(3, 10, device="cuda"), torch.tensor([1]), SEED)
-    with pytest.raises(MismatchError, match="values must be real and where keys are"):
-        small.encode_items(torch.tensor([1], device="cuda"), torch.ones(1), SEED)
+    small, keys, one = CountSketch(100, 3, 10), torch.tensor([0, 100]).cuda(), torch.tensor([1])
+    refused(ArgumentError, r"got keys\[1\]=100", small.encode_items, keys, 1, SEED)
+    table = torch.zeros(3, 10, device="cuda")
+    refused(MismatchError, "keys must be on cuda", small.query_items, table, one, SEED)
+    text = "values must be real and where keys are"
+    refused(MismatchError, text, small.encode_items, one.cuda(), torch.ones(1), SEED)
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
@@ -218,39 +217,33 @@ def test_sums_of_packed_cells(bits: int, count: int) -> None:
         assert torch.equal(summed.int(), messages.sum(dim=0, dtype=torch.int32))
 
 
-def test_devices_do_not_mix() -> None:
+def test_devices_do_not_mix_and_bad_values_are_refused() -> None:
     sketch, vector = CountSketch(1000, 3, 50), random_vectors(1000)
     table = sketch.encode(vector, SEED)
-    with pytest.raises(MismatchError, match="out must be"):
-        sketch.query(table, SEED, out=torch.empty(1000))
-    with pytest.raises(ArgumentError, match="secret must be 32 bytes"):
-        SketchKey(torch.zeros(32, dtype=torch.uint8, device="cuda"))  # type: ignore[arg-type]
-
-
-def test_bad_values_are_refused() -> None:
-    sketch, vector = CountSketch(1000, 3, 50), random_vectors(1000)
+    refused(MismatchError, "out must be", sketch.query, table, SEED, out=torch.empty(1000))
+    secret = torch.zeros(32, dtype=torch.uint8, device="cuda")
+    refused(ArgumentError, "secret must be 32 bytes", SketchKey, secret)
     vector[7] = torch.nan
-    with pytest.raises(ArgumentError, match="finite"):
-        sketch.query(sketch.encode(vector, SEED), SEED)
-    with pytest.raises(ArgumentError, match="vector must be one of"):
-        sketch.encode(vector.long(), SEED)
+    refused(ArgumentError, "finite", sketch.query, sketch.encode(vector, SEED), SEED)
+    refused(ArgumentError, "vector must be one of", sketch.encode, vector.long(), SEED)
 
 
-def test_memory_beyond_vector_and_table() -> None:
+@pytest.mark.parametrize("cols", [800_000, 80_000])
+def test_memory_beyond_vector_and_table(cols: int) -> None:
     """At most 1% of the vector, at 50x and at 500x."""
     dim = 200_000_000  # large against the granularity of torch's allocator
-    for cols in (dim // 250, dim // 2500):
-        sketch, vector = CountSketch(dim, 5, cols), torch.ones(dim, device="cuda")
-        table, out = sketch.encode(vector, SEED), torch.empty_like(vector)
-        sketch.query(table, SEED, out=out, validate=False)
-        for encode in (True, False):
-            torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
-            before = torch.cuda.memory_allocated()
-            if encode:
-                sketch.encode(vector, SEED)
-            else:
-                sketch.query(table, SEED, out=out, validate=False)
-            torch.cuda.synchronize()
-            extra = torch.cuda.max_memory_allocated() - before - table.nbytes * encode
-            assert extra <= vector.nbytes // 100
+    sketch, vector = CountSketch(dim, 5, cols), torch.ones(dim, device="cuda")
+    table, out = sketch.encode(vector, SEED), torch.empty_like(vector)
+    sketch.query(table, SEED, out=out, validate=False)
+    calls: list[tuple[Callable[[], object], int]] = [
+        (partial(sketch.encode, vector, SEED), table.nbytes),
+        (partial(sketch.query, table, SEED, out=out, validate=False), 0),
+    ]
+    for call, result_bytes in calls:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        call()
+        torch.cuda.synchronize()
+        extra = torch.cuda.max_memory_allocated() - before - result_bytes
+        assert extra <= vector.nbytes // 100

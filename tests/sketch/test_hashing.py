@@ -10,6 +10,7 @@ import pytest
 from diffsketch import HashSeed, SketchKey
 from diffsketch.errors import ArgumentError
 from diffsketch.sketch.hashing import FAMILIES, Family, Geometry, SketchLayout, columns_and_signs
+from tests.helpers.refusals import each_refused, refused
 
 MASK = (1 << 64) - 1
 KEY = SketchKey(bytes(range(32)))
@@ -98,23 +99,12 @@ def test_secrets_do_not_show() -> None:
     assert KEY.seed(0).fingerprint not in KEY.seed(0).value
 
 
-@pytest.mark.parametrize("secret", [b"short", bytes(33), "0" * 32, 7, None])
-def test_bad_secret(secret: object) -> None:
-    with pytest.raises(ArgumentError, match="secret must be 32 bytes"):
-        SketchKey(secret)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("round_index", [-1, 1 << 64, 1.5, True, None])
-def test_bad_round(round_index: object) -> None:
-    with pytest.raises(ArgumentError, match="round_index must be"):
-        KEY.seed(round_index)  # type: ignore[arg-type]
-
-
-def test_bad_seed_value() -> None:
-    with pytest.raises(ArgumentError, match="value must be"):
-        HashSeed(b"short")
-    with pytest.raises(ArgumentError, match="number must be"):
-        SketchKey.from_integer(-1)
+def test_bad_secrets_rounds_and_seeds() -> None:
+    secrets = [b"short", bytes(33), "0" * 32, 7, None]
+    each_refused(ArgumentError, "secret must be 32 bytes", SketchKey, secrets)
+    each_refused(ArgumentError, "round_index must be", KEY.seed, [-1, 1 << 64, 1.5, True, None])
+    refused(ArgumentError, "value must be", HashSeed, b"short")
+    refused(ArgumentError, "number must be", SketchKey.from_integer, -1)
 
 
 @pytest.mark.parametrize("cols", [1, 2, 15, 16, 22, 154, 1000, 4000, 40_000, 99_991, 1 << 20])

@@ -15,8 +15,6 @@ from hypothesis.extra import numpy as hnp
 from diffsketch.sketch.statistics import summaries
 
 DIM = 7850
-
-
 Array: TypeAlias = npt.NDArray[Any]
 
 
@@ -39,19 +37,16 @@ def batches(dtype: Any) -> dict[str, Array]:
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("name", batches(np.float32))
 @pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.usefixtures("restore_threads")
 def test_ranks_are_those_of_sorting(dtype: Any, name: str, threads: int) -> None:
     values = batches(dtype)[name]
     length = values.shape[1]
     ordered = np.sort(np.abs(values), axis=1)
-    before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    try:
-        for place in (0, length // 2, int(0.9 * (length - 1)), length - 2, length - 1):
-            found, _ = summaries(values, place)
-            expected = ordered[:, [place, min(place + 1, length - 1)]]
-            assert np.array_equal(found, expected)
-    finally:
-        torch.set_num_threads(before)
+    for place in (0, length // 2, int(0.9 * (length - 1)), length - 2, length - 1):
+        found, _ = summaries(values, place)
+        expected = ordered[:, [place, min(place + 1, length - 1)]]
+        assert np.array_equal(found, expected)
 
 
 @given(

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -13,6 +10,7 @@ import torch
 from diffsketch import compiled
 from diffsketch.sketch import CountSketch, SketchKey
 from diffsketch.sketch.hashing import FAMILIES
+from tests.helpers.commands import python
 
 SEED = SketchKey.from_integer(5).seed(0)
 SKETCHES = [CountSketch(200_000, 5, 4000, family) for family in FAMILIES]
@@ -20,11 +18,8 @@ SKETCHES += [CountSketch(200_000, 5, 22, "pairwise"), CountSketch(8_000, 5, 22)]
 
 
 @pytest.fixture(autouse=True)
-def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
+def two_threads(restore_threads: None) -> None:  # noqa: ARG001 (before it sets others)
     torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 def vectors(sketch: CountSketch) -> torch.Tensor:
@@ -84,8 +79,7 @@ def test_a_forked_child_has_threads_of_its_own() -> None:
         "status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])\n"
         "raise SystemExit(status or torch.get_num_threads() != 2)\n"
     )
-    command = [sys.executable, "-c", code]
-    assert subprocess.run(command, check=False, timeout=120).returncode == 0  # noqa: S603
+    assert python("-c", code, timeout=120).returncode == 0
 
 
 def test_one_thread_starts_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import random
 import re
-import subprocess
 import sys
 import tracemalloc
 from pathlib import Path
@@ -19,6 +18,7 @@ from hypothesis import strategies as st
 
 import diffsketch.wire
 from diffsketch.wire import Header, Message, MessageFormat, WireError
+from tests.helpers.commands import python
 
 ROOT = Path(__file__).parents[2]
 CORPUS = sorted((ROOT / "fuzz" / "corpus" / "wire").iterdir())
@@ -111,13 +111,7 @@ def test_nothing_is_unpickled() -> None:
 
 def test_the_fuzzer_runs(tmp_path: Path) -> None:
     pytest.importorskip("atheris", reason="only needed to look for new inputs")
-    done = subprocess.run(  # noqa: S603 (fixed arguments)
-        [sys.executable, str(ROOT / "fuzz" / "wire.py"), "-runs=500", "-seed=1"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    script = str(ROOT / "fuzz" / "wire.py")
+    done = python(script, "-runs=500", "-seed=1", cwd=tmp_path, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "Done 500 runs" in done.stderr

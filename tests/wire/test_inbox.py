@@ -102,23 +102,23 @@ def test_whole_numbers_wrap_where_totals_have_no_more_bits(bits: int) -> None:
 @pytest.mark.parametrize("bits", [3, 62])
 def test_whole_numbers_that_do_not_fit_are_refused_in_any_order(bits: int) -> None:
     half = 1 << (bits - 1)
-    fitting: dict[Any, list[list[int]]] = {
-        "unsigned": [[half, half - 1]], "signed": [[half - 1, -half], [-half, 0], [half - 1]]
-    }  # fmt: skip
-    beyond: dict[Any, list[list[int]]] = {
-        "unsigned": [[half, half, 0, 1], [1, 0, half, half], [half] * 50],
-        "signed": [[half - 1, 1, -5], [-1, -half, 7], [-half] * 50],
-    }
-    for cells in ("unsigned", "signed"):
-        form = MessageFormat("cpsgd", 1, (1,), cells, bits)
-        for values in fitting[cells] + beyond[cells]:
-            running = WholeSum(form, wraps=False)
-            for value in values:
-                running.add(torch.tensor([value]))
-            if values in fitting[cells]:
-                assert running.value().tolist() == [sum(values)]
-                continue
+    fitting: list[tuple[Any, list[int]]] = [
+        ("unsigned", [half, half - 1]), ("signed", [half - 1, -half]), ("signed", [-half, 0]),
+        ("signed", [half - 1]),
+    ]  # fmt: skip
+    beyond: list[tuple[Any, list[int]]] = [
+        ("unsigned", [half, half, 0, 1]), ("unsigned", [1, 0, half, half]),
+        ("unsigned", [half] * 50), ("signed", [half - 1, 1, -5]), ("signed", [-1, -half, 7]),
+        ("signed", [-half] * 50),
+    ]  # fmt: skip
+    for cells, values in fitting + beyond:
+        running = WholeSum(MessageFormat("cpsgd", 1, (1,), cells, bits), wraps=False)
+        for value in values:
+            running.add(torch.tensor([value]))
+        if (cells, values) in beyond:
             refused(WireError, f"does not fit in the {bits} bits", running.value)
+        else:
+            assert running.value().tolist() == [sum(values)]
 
 
 # Inboxes
@@ -310,9 +310,7 @@ def within_bound(cells: Tensor, sent: list[Message], levels: int) -> bool:
 @pytest.mark.parametrize("case", [MODULAR, FEW_BITS], ids=["modular", "floats of few bits"])
 @settings(max_examples=100, deadline=None)
 @given(node=nodes, rng=randoms, loss=losses)
-def test_sums_of_sums_have_the_same_bytes(
-    case: Case, node: Node, rng: random.Random, loss: float
-) -> None:
+def test_sums_of_sums_are_the_same(case: Case, node: Node, rng: random.Random, loss: float) -> None:
     found, flat, sent = grow(case, node, rng, loss)
     assert found == flat
     assert isinstance(found, bytes) == bool(sent)
@@ -336,9 +334,7 @@ def test_trees_that_are_too_large_are_refused() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(nodes, randoms, losses)
-def test_floats_are_within_a_unit_for_each_level(
-    node: Node, rng: random.Random, loss: float
-) -> None:
+def test_floats_are_within_a_unit_a_level(node: Node, rng: random.Random, loss: float) -> None:
     found, _, sent = grow(REAL, node, rng, loss)
     if sent:
         total = Message.from_bytes(found, TABLE, **ABOUT, count=len(sent))

@@ -96,17 +96,15 @@ class Neighbours:
     """Two inputs that differ in one unit: `(dim,)`, or more dimensions for units and rounds.
 
     Where the two agree they hold the values of the others. An adversary who does not know those
-    faces independent normal numbers of standard deviation `others_std` there.
+    faces independent normal numbers there.
     """
 
     first: Tensor
     second: Tensor
-    others_std: float = 1.0
 
     def __post_init__(self) -> None:
         same = self.first.shape == self.second.shape and self.first.dtype == self.second.dtype
         check(same, "second", f"be like first, {tuple(self.first.shape)}", self.second.shape)
-        check(self.others_std > 0, "others_std", "be > 0", self.others_std)
 
     @property
     def others(self) -> Tensor:
@@ -124,7 +122,7 @@ class Neighbours:
                 yield base.expand(count, *base.shape)
             return
         drawn = torch.empty((count, *self.first.shape), dtype=self.first.dtype)
-        drawn.normal_(0, self.others_std, generator=others)
+        drawn.normal_(generator=others)
         target = np.flatnonzero(~self.others.numpy())
         for base in (self.first, self.second):
             # NumPy's, since PyTorch's threads take longer to start than this.

@@ -50,63 +50,57 @@ from diffsketch.sketch import CountSketch, HashSeed, SketchKey
 
 ALPHA = 1.645  # in standard deviations of the other coordinates
 _COORDINATE = 3
+_BARE_SKETCH = CountSketch(2000, 5, 2, "pairwise")
 _Maker = Callable[[], Case]
 
 
 # -- Bare sketches ---------------------------------------------------------------------------------
 
 
-def bare_unknown(
-    dim: int = 2000, cols: int = 2, *, name: str = "bare-unknown", trials: int = 100_000
-) -> Case:
+def bare_unknown() -> Case:
     """Make the case of public hashes, the other coordinates unknown and Gaussian.
 
-    With dim = 2,000 and two columns, Theorem 1 claims 0.24, while this adversary's shift of
-    mu = 0.23 means 0.89 at delta = 1e-5; an event of probability 0.1 shows about 0.40, give or
-    take 0.02. With dim = 10,000 it claims 0.056 (two columns; 0.36 is true) and 0.34 (four; 0.52
-    is true). The part of the latter curve that exceeds the claim takes some 10^7 trials to see.
+    Theorem 1 claims 0.24, while this adversary's shift of mu = 0.23 means 0.89 at delta = 1e-5; an
+    event of probability 0.1 shows about 0.40, give or take 0.02.
     """
-    sketch = _sketch(dim, cols)
 
     def limit(hashes: SketchKey, delta: float) -> float:
-        _, shift = attacks.best_direction(sketch, _COORDINATE, hashes.seed(0))
+        _, shift = attacks.best_direction(_BARE_SKETCH, _COORDINATE, hashes.seed(0))
         return _shift_epsilon(2 * ALPHA * shift, delta)
 
+    attack = attacks.unknown_others(_BARE_SKETCH, _COORDINATE)
     return _bare(
-        name, ALPHA, -ALPHA, Adversary.OTHERS_UNKNOWN, dim=dim, cols=cols,
-        attacks=(attacks.unknown_others(sketch, _COORDINATE),), trials=trials, limit=limit,
+        "bare-unknown", ALPHA, -ALPHA, Adversary.OTHERS_UNKNOWN,
+        attacks=(attack,), trials=100_000, limit=limit,
     )  # fmt: skip
 
 
-def bare_secret(trials: int = 10_000) -> Case:
+def bare_secret() -> Case:
     """Make the case of secret hashes, the other coordinates unknown and Gaussian.
 
     Signs are hidden, so 0 is the other value. Theorem 1 claims 0.24, and a bound of 0.06
     is proven (`paper/secret_hashes.py`).
     """
-    attack = attacks.hidden_hashes(_sketch(), ALPHA)
+    attack = attacks.hidden_hashes(_BARE_SKETCH, ALPHA)
     return _bare(
-        "bare-secret", ALPHA, 0.0, Adversary.SECRET_HASHES, attacks=(attack,), trials=trials
+        "bare-secret", ALPHA, 0.0, Adversary.SECRET_HASHES, attacks=(attack,), trials=10_000
     )
-
-
-def _sketch(dim: int = 2000, cols: int = 2) -> CountSketch:
-    return CountSketch(dim, 5, cols, "pairwise")
 
 
 def _bare(
     name: str, first_value: float, second_value: float, adversary: Adversary, *,
-    dim: int = 2000, cols: int = 2, spread: float = 1.0, **more: Any,
+    spread: float = 1.0, **more: Any,
 ) -> Case:  # fmt: skip
     """Make a case in which one coordinate has either value; with a spread, of whole numbers."""
-    sketch, first = _sketch(dim, cols), known_numbers(dim)
-    title = f"bare sketch, {sketch.rows} x {cols} of {dim:,} coordinates"
+    sketch, first = _BARE_SKETCH, known_numbers(_BARE_SKETCH.dim)
+    title = f"bare sketch, {sketch.rows} x {sketch.cols} of {sketch.dim:,} coordinates"
     if spread != 1:
         first, title = (spread * first).round(), f"{title}, whole numbers"
     second = first.clone()
     # The one coordinate that is under attack; all others are alike.
     first[_COORDINATE], second[_COORDINATE] = first_value, second_value
-    claim = theorem1(dim, sketch.rows, cols, alpha=ALPHA * spread, sigma=spread)
+    sizes = sketch.dim, sketch.rows, sketch.cols
+    claim = theorem1(*sizes, alpha=ALPHA * spread, sigma=spread)
     protocol = every_trial(lambda inputs, _, seed: sketch.encode(inputs, seed))
     game = Game(protocol, Neighbours(first, second), adversary)
     return Case(name, title, claim, game, deltas=(PURE_DELTA,), **more)
@@ -160,17 +154,11 @@ _BARE: Mapping[str, _Maker] = {
         "bare-known", ALPHA, -ALPHA, Adversary.ALL_KNOWN, limit=lambda *_: math.inf
     ),
     "bare-unknown": bare_unknown,
-    **{
-        f"bare-unknown-10000x{cols}": partial(
-            bare_unknown, 10_000, cols, name=f"bare-unknown-10000x{cols}"
-        )
-        for cols in (2, 4)
-    },
     "bare-secret": bare_secret,
     # The others are known whole numbers: secret hashes do not help.
     "bare-parity": lambda: _bare(
         "bare-parity", 1.0, 0.0, Adversary.SECRET_HASHES_OTHERS_KNOWN, spread=3.0,
-        attacks=(attacks.row_parity(2),), trials=4000, limit=lambda *_: math.inf,
+        attacks=(attacks.row_parity(_BARE_SKETCH.cols),), trials=4000, limit=lambda *_: math.inf,
     ),
     "bare-example": partial(bare_crowd, Unit.EXAMPLE),
     "bare-client": partial(bare_crowd, Unit.CLIENT),
@@ -302,14 +290,6 @@ EXPLOITS: Mapping[str, _Maker] = {
 # -- All cases by name -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Selection:
-    """Cases to run, by name, and how thoroughly."""
-
-    cases: Mapping[str, _Maker]
-    is_quick: bool = False
-
-
 @cache
 def cases() -> Mapping[str, _Maker]:
     """Return every case, in the order in which they are reported; `case+error` has an error."""
@@ -325,12 +305,12 @@ def select(
     plants: Sequence[str] = (),
     release: Release | None = None,
     is_quick: bool = False,
-) -> Selection:
-    """Choose what is run: all but what takes too long, or what was named.
+) -> Mapping[str, _Maker]:
+    """Choose what is run: all, or what was named.
 
     Each error of `plants` is put into every case that it applies to, beside that case. A `release`
     of a user's own method is run instead of the cases. Quick runs have no planted errors by
-    default, but those of attacks, and half of the trials.
+    default, but those of attacks.
     """
     known = cases()
     # Every name that stands behind a plus, in the order of the cases.
@@ -339,7 +319,7 @@ def select(
         if error not in errors:
             raise ArgumentError(f"plant must be one of {', '.join(errors)}, got plant={error!r}")
     if release is not None:
-        return Selection(_with_errors(release, plants), is_quick=is_quick)
+        return _with_errors(release, plants)
     for name in names:
         if name not in known:
             raise ArgumentError(
@@ -354,10 +334,9 @@ def select(
                 chosen |= {twin, name}
     elif is_quick:
         chosen = {"bare-known", "bare-parity", *EXPLOITS, *RELEASES}
-    else:  # vectors of 10,000 numbers take too long to be drawn 10^5 times over
-        chosen = {name for name in known if "10000" not in name}
-    kept = {name: make for name, make in known.items() if name in chosen}
-    return Selection(kept, is_quick=is_quick)
+    else:
+        chosen = set(known)
+    return {name: make for name, make in known.items() if name in chosen}
 
 
 def _with_errors(release: Release, errors: Sequence[str]) -> dict[str, _Maker]:

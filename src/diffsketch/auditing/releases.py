@@ -62,6 +62,7 @@ from diffsketch.methods.plain import TableMethod
 from diffsketch.privacy.accounting.calibration import PoissonSampler
 from diffsketch.privacy.claim import Claim, ProvenClaim, Relation, Trust, Unit
 from diffsketch.privacy.clipping import centre
+from diffsketch.privacy.integer_table import Law
 from diffsketch.privacy.noise import Noise
 from diffsketch.privacy.simulated_noise import FastNoise, NoiseKey
 from diffsketch.privacy.theorems import estimate_alpha
@@ -87,25 +88,31 @@ def known_numbers(*shape: int) -> Tensor:
     return FastNoise(1).normal(shape, 1.0, dtype=torch.float32)
 
 
-class Silent(FastNoise):
-    """Noise-free stub: what a method would send without noise, rounded to the nearest."""
+class Silent(Noise):
+    """No noise: what a method would send without any, rounded to the nearest.
 
-    def __init__(self) -> None:
-        super().__init__(0)
+    A source of zeros, which every sampler of `Noise` is made of.
+    """
 
-    def _zeros(self, shape: Any, _: float, *, dtype: torch.dtype = torch.int64) -> Tensor:
+    def normal(self, shape: tuple[int, ...], std: float, *, dtype: torch.dtype) -> Tensor:  # noqa: ARG002
+        """Return zeros."""
         return torch.zeros(shape, dtype=dtype)
 
-    normal = laplace = _zeros  # type: ignore[assignment]
-    discrete_gaussian = discrete_laplace = skellam = _zeros  # type: ignore[assignment]
+    def laplace(self, shape: tuple[int, ...], scale: float, *, dtype: torch.dtype) -> Tensor:  # noqa: ARG002
+        """Return zeros."""
+        return torch.zeros(shape, dtype=dtype)
 
     def bernoulli(self, probabilities: Tensor) -> Tensor:
         """Return the more probable of the two."""
         return (probabilities >= 0.5).to(torch.int64)
 
-    def binomial(self, shape: tuple[int, ...], trials: int) -> Tensor:
-        """Return the mean."""
-        return torch.full(shape, trials // 2, dtype=torch.int64)
+    def words(self, shape: tuple[int, ...]) -> Tensor:
+        """Return zeros."""
+        return torch.zeros(shape, dtype=torch.int64)
+
+    def integers(self, shape: tuple[int, ...], law: Law) -> Tensor:  # noqa: ARG002
+        """Return zeros: the middle of every law."""
+        return torch.zeros(shape, dtype=torch.int64)
 
 
 @dataclass(frozen=True, eq=False)

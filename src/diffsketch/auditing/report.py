@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rich.table import Table
 
-from diffsketch.auditing.audits import (
-    DEFAULT_CONFIDENCE,
-    AuditResult,
-    Verdict,
-    audit,
-)
-from diffsketch.auditing.cases import Selection, cases
+from diffsketch.auditing.audits import DEFAULT_CONFIDENCE, AuditResult, Case, Verdict, audit
+from diffsketch.auditing.cases import cases
 
 _STYLES = {
     Verdict.CONTRADICTED: "bold red",
@@ -56,21 +51,22 @@ class Suite:
 
 
 def run_suite(
-    selection: Selection,
+    makers: Iterable[Callable[[], Case]],
     *,
+    quick: bool = False,
     trials: int | None = None,
     confidence: float = DEFAULT_CONFIDENCE,
     delta: float | None = None,
     seed: int = 0,
     on_progress: Callable[[float, str], None] = lambda _, __: None,
 ) -> Suite:
-    """Run what was selected, one after the other; arguments as of `audit`.
+    """Run cases, one after the other; arguments as of `audit`. Quick runs have half of the trials.
 
     `on_progress` is called with the share of the work that is done, and what is being done.
     """
-    chosen = [make() for make in selection.cases.values()]
+    chosen = [make() for make in makers]
     # Quick runs are for a look: the bounds of half of the trials are a little lower.
-    fewer = 2 if selection.is_quick else 1
+    fewer = 2 if quick else 1
     counts = [case.trials // fewer if trials is None else trials for case in chosen]
     # Roughly as they take time, for progress bars.
     # A trial costs about as much as a thousand numbers, however few it has.

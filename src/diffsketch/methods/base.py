@@ -587,6 +587,20 @@ def settings_of(name: str) -> dict[str, bool]:
     }
 
 
+def check_setting_names(name: str, settings: Mapping[str, object]) -> None:
+    """Raise an `ArgumentError` unless these are settings of a method, with all that it needs."""
+    needed = settings_of(name)
+    unknown = [key for key in settings if key not in needed]
+    if unknown:
+        said = f"method {name} has no setting {', '.join(map(str, unknown))}; it has: "
+        said += ", ".join(needed) or "none"
+        hint = did_you_mean(str(unknown[0]), needed)
+        raise ArgumentError(f"{said}; {hint}" if hint else said)
+    missing = [key for key, must in needed.items() if must and key not in settings]
+    if missing:
+        raise ArgumentError(f"method {name} needs {', '.join(missing)}")
+
+
 def parse_settings(text: str) -> dict[str, object]:
     """Parse settings from `name=value`, with spaces between.
 
@@ -625,16 +639,7 @@ def build_method(name: str, *, dim: int, cohort: int, settings: Mapping[str, obj
         ...
     diffsketch.errors.ArgumentError: method sketch needs cols
     """
-    needed = settings_of(name)
-    unknown = [key for key in settings if key not in needed]
-    if unknown:
-        said = f"method {name} has no setting {', '.join(unknown)}; it has: "
-        said += ", ".join(needed) or "none"
-        hint = did_you_mean(unknown[0], needed)
-        raise ArgumentError(f"{said}; {hint}" if hint else said)
-    missing = [key for key, must in needed.items() if must and key not in settings]
-    if missing:
-        raise ArgumentError(f"method {name} needs {', '.join(missing)}")
+    check_setting_names(name, settings)
     arguments: dict[str, Any] = {"dim": dim, **settings}
     # Only methods whose sums or noise depend on it have such a field.
     if any(field.name == "cohort" for field in fields(METHODS[name])):

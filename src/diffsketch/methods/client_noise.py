@@ -51,7 +51,10 @@ _ERROR = 0.05  # standard deviation of the share of clients within the clip, if 
 _NOISY = 0.5  # from here on that noise is more than the share can tell, and the rate is lower
 _LEAST_SHARE, _MOST_SHARE, _ANY_SHARE = 0.02, 0.5, 0.1
 _WRAPS = 1e-6  # probability that any cell of a message (of the sum, if that wraps) is cut off
-_STEPS, _ROUNDING = 256.0, 5.0  # of the clip at least, and over the noise; times `fineness`
+_STEPS, _ROUNDING = (
+    256.0,
+    5.0,
+)  # of the clip at least, and over the noise; times the noise's fineness
 _CLIPS, _MULTIPLIERS = (1e-30, 1e30), (1e-9, 1e9)  # what float32 and whole numbers have room for
 _MOST_SHARES = 10**5  # of discrete Gaussian noise in a plan: its bound is a sum over them
 
@@ -116,7 +119,7 @@ class ClientNoise(Method):
     of at most 1e-6; and without, `clip / max(256 f, 5 f sqrt(cells), 5 f sqrt(n) / (c
     noise_multiplier))`. `n` is the number of messages beside one draw of the noise (1 for local
     trust, else the cohort, for central trust 4096 at least), `c` is 2 (1 for add-or-remove), and
-    `f` is the class's `fineness`: 4 for Gaussian noise, where rounding adds at most 0.4% to the
+    `f` is the noise's `fineness`: 4 for Gaussian noise, where rounding adds at most 0.4% to the
     standard deviation of the noise and 0.3% to the variance of the mean beside it; 1 for Skellam
     noise, which saves two bits of a cell for 2% and 1%. If `bits` are not given, they are the
     fewest for that probability.
@@ -169,7 +172,6 @@ class ClientNoise(Method):
     lost: int = 0
 
     law: ClassVar[type[DiscreteGaussianMechanism | SkellamMechanism]]
-    fineness: ClassVar[float]
     margins: ClassVar[tuple[float, ...]] = (0.0,)
 
     def __post_init__(self) -> None:
@@ -231,7 +233,7 @@ class ClientNoise(Method):
         roundings = math.sqrt(together) * self.records
         beside = _ROUNDING * roundings / (scope.relation.values * self.noise_multiplier)
         # Fine for the clip, for the norm of all roundings, and beside the noise of the sum.
-        steps = self.fineness * max(_STEPS, _ROUNDING * math.sqrt(cells), beside)
+        steps = self.law.fineness * max(_STEPS, _ROUNDING * math.sqrt(cells), beside)
         chosen = self.granularity
         step = length / steps if chosen is None else chosen * length / self.clip
         start = self.law(
@@ -314,7 +316,7 @@ class ClientNoise(Method):
         """Settings, all but the noise: Skellam noise only where it is shared by a secure sum."""
         shared, sizes = scope.trust is Trust.DISTRIBUTED, cls._sized(vectors.dim, cells)
         few = not shared or scope.unit is not Unit.CLIENT or vectors.count <= _MOST_SHARES
-        suited = shared if cls.law is SkellamMechanism else few
+        suited = shared if cls.law.adds_up else few
         if scope.unit is Unit.COORDINATE or not suited or sizes is None:
             return None
         clip = vectors.norm
@@ -372,7 +374,6 @@ class SketchGaussian(ClientNoise, TableMethod, Plannable):
     code: ClassVar = 7
     margins: ClassVar = _MARGINS
     law: ClassVar = DiscreteGaussianMechanism
-    fineness: ClassVar[float] = 4.0
 
 
 @register
@@ -393,7 +394,6 @@ class SketchSkellam(ClientNoise, TableMethod, Plannable):
     code: ClassVar = 8
     margins: ClassVar = _MARGINS
     law: ClassVar = SkellamMechanism
-    fineness: ClassVar[float] = 1.0
 
 
 @register
@@ -408,7 +408,6 @@ class GaussianMean(ClientNoise, Plannable):
     name: ClassVar[str] = "gaussian"
     code: ClassVar = 10
     law: ClassVar = DiscreteGaussianMechanism
-    fineness: ClassVar[float] = 4.0
 
 
 @register
@@ -421,4 +420,3 @@ class SkellamMean(ClientNoise, Plannable):
     name: ClassVar[str] = "skellam"
     code: ClassVar = 11
     law: ClassVar = SkellamMechanism
-    fineness: ClassVar[float] = 1.0

@@ -165,7 +165,7 @@ def release_total(
     local and distributed trust every party adds noise of its own; the sum of these is drawn at
     once, from exactly the law that it has (`SkellamMechanism.draw_sum`).
 
-    Guarantees (`tests/analytics/test_release.py`): nothing is drawn before the account is charged;
+    Guarantees (`tests/methods/test_gate.py`): nothing is drawn before the account is charged;
     noise is the operating system's, and never drawn twice.
 
     Args:

@@ -112,15 +112,15 @@ class Noise(ABC):
         if law is None:
             self._size(shape)
             return torch.zeros(shape, dtype=torch.int64)
-        return self._integers(shape, law)
+        return self.integers(shape, law)
 
     def _size(self, shape: tuple[int, ...]) -> tuple[int, int]:
         """Rows with a stream of their own in such a shape, and the numbers in each."""
         return 1, count_cells(shape)
 
-    def _integers(self, shape: tuple[int, ...], law: Law) -> Tensor:
-        """Draw integers of a law, whose parameters are checked."""
-        raise NotImplementedError
+    @abstractmethod
+    def integers(self, shape: tuple[int, ...], law: Law) -> Tensor:
+        """Integers (int64) of a law whose parameters are checked: the source of those above."""
 
 
 def random_words(count: int, bits: int = 64) -> npt.NDArray[Any]:
@@ -199,7 +199,8 @@ class SecureNoise(Noise):
         values = random_words(count_cells(shape)).astype(np.int64)
         return torch.from_numpy(values).reshape(shape)
 
-    def _integers(self, shape: tuple[int, ...], law: Law) -> Tensor:
+    def integers(self, shape: tuple[int, ...], law: Law) -> Tensor:
+        """Integers that have the law exactly."""
         table, values = integer_table(law), np.empty(count_cells(shape), np.int64)
 
         def fill(piece: slice) -> None:

@@ -127,7 +127,8 @@ class SimulatedNoise(Noise):
         kind = np.uint32 if bits == 32 else np.uint64
         return self._rng.integers(0, 1 << bits, count, dtype=kind)
 
-    def _integers(self, shape: tuple[int, ...], law: Law) -> Tensor:
+    def integers(self, shape: tuple[int, ...], law: Law) -> Tensor:
+        """Integers from each row's stream."""
         # Words come from each row's own stream, and are looked up together: for many small rows
         # that is most of the time. What is left to decide takes words of a further draw of the
         # same rows: whose they are depends on no other row.

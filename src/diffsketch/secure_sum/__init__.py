@@ -30,23 +30,8 @@ from diffsketch.secure_sum.server import SecureSumServer, Total
 from diffsketch.wire.sums import CostlySum
 
 __all__ = [
-    "CostlySum",
-    "KeyPair",
-    "OneShotClient",
-    "OneShotHelper",
-    "OneShotLeader",
-    "OneShotParams",
-    "Params",
-    "RefusedError",
-    "ReplyGuard",
-    "SecureSumClient",
-    "SecureSumServer",
-    "SigningIdentity",
-    "Stage",
-    "Total",
-    "VoidError",
-    "accept",
-    "default_threshold",
-    "invite",
+    "CostlySum", "KeyPair", "OneShotClient", "OneShotHelper", "OneShotLeader", "OneShotParams",
+    "Params", "RefusedError", "ReplyGuard", "SecureSumClient", "SecureSumServer",
+    "SigningIdentity", "Stage", "Total", "VoidError", "accept", "default_threshold", "invite",
     "stage_of",
-]
+]  # fmt: skip

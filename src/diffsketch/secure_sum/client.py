@@ -6,6 +6,8 @@ import hashlib
 import os
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 
 from torch import Tensor
@@ -64,9 +66,6 @@ class SecureSumClient:
         )
         self._requests: dict[MessageKind, bytes] = {}
         self._reply: bytes | None = None
-        # Read from the requests that are kept; None for shares that cannot be read.
-        self._keys: dict[int, PublicKeys] = {}
-        self._shares: dict[int, tuple[bytes, bytes] | None] = {}
 
     def answer(self, request: bytes, cells: Callable[[], Tensor]) -> bytes:
         """Answer a request of the server, by the stage that the request is of.
@@ -151,7 +150,6 @@ class SecureSumClient:
 
     def _masked(self, request: bytes, cells: Callable[[], Tensor]) -> bytes:
         """Mask the input, once: after the first reply `_keep` refuses every other list."""
-        keys = self._known_keys()
         shares = self._read_shares(request)
         words = masks.input_words(cells(), self.params.layout)
         # Kept before anything is masked: an interrupt may lose the reply, and allows no other list.
@@ -160,7 +158,7 @@ class SecureSumClient:
         words += masks.seed_mask(self._secrets.seed, self.index, self.params)
         for index in shares.keys() - {self.index}:
             pair = (self.index, index)
-            words += masks.pair_mask(self._secrets.mask, keys[index].mask, pair, self.params)
+            words += masks.pair_mask(self._secrets.mask, self._keys[index].mask, pair, self.params)
         return self._pack(MessageKind.MASKED, masks.pack_masked(words, self.index, self.params))
 
     def _unmask(self, request: bytes) -> bytes:
@@ -183,19 +181,20 @@ class SecureSumClient:
         else:
             presence = self._read_presence(request)
             self._keep(MessageKind.SURVIVORS, request)
-        shares, revealed = self._known_shares(), {}
+        revealed = {}
         for index, value in presence.items():
-            if (both := shares[index]) is not None:
+            if (both := self._shares[index]) is not None:
                 revealed[index] = bytes([value]) + both[0 if value is Presence.PRESENT else 1]
         return self._pack(MessageKind.UNMASK, messages.pack_list(revealed))
 
-    def _known_keys(self) -> dict[int, PublicKeys]:
-        self._keys = self._keys or self._read_keys(self._kept(MessageKind.KEY_LIST))
-        return self._keys
+    # Read from the requests that are kept, once: another list in their place is refused.
+    @cached_property
+    def _keys(self) -> dict[int, PublicKeys]:
+        return self._read_keys(self._kept(MessageKind.KEY_LIST))
 
-    def _known_shares(self) -> dict[int, tuple[bytes, bytes] | None]:
-        self._shares = self._shares or self._read_shares(self._kept(MessageKind.SHARE_LIST))
-        return self._shares
+    @cached_property
+    def _shares(self) -> dict[int, tuple[bytes, bytes] | None]:
+        return self._read_shares(self._kept(MessageKind.SHARE_LIST))
 
     def _read_keys(self, request: bytes) -> dict[int, PublicKeys]:
         values = self._parse_list(request, MessageKind.KEY_LIST, PublicKeys.size(self.params))
@@ -210,7 +209,7 @@ class SecureSumClient:
 
     def _read_shares(self, request: bytes) -> dict[int, tuple[bytes, bytes] | None]:
         """Decrypt its shares of all secrets, of a seed and a mask key; the own ones among them."""
-        keys = self._known_keys()
+        keys = self._keys
         encrypted = self._parse_list(request, MessageKind.SHARE_LIST, messages.ENCRYPTED_BYTES)
         if not encrypted.keys() <= keys.keys() - {self.index}:
             raise RefusedError("the list of shares has some of members without keys, or the own")
@@ -218,14 +217,12 @@ class SecureSumClient:
         shares: dict[int, tuple[bytes, bytes] | None] = {}
         for index, ciphertext in encrypted.items():
             key, bound = self._secrets.channel(keys, sender=index, recipient=self.index)
-            try:
+            shares[index] = None
+            with suppress(RefusedError):
                 both = primitives.decrypt(key, ciphertext, bound)
                 seed, mask = both[: primitives.SHARE_BYTES], both[primitives.SHARE_BYTES :]
                 primitives.share_number(seed)
                 primitives.share_number(mask)
-            except RefusedError:
-                shares[index] = None
-            else:
                 shares[index] = seed, mask
         shares[self.index] = self._secrets.split(list(keys))[self.index]
         read = sum(both is not None for both in shares.values())
@@ -247,7 +244,7 @@ class SecureSumClient:
             raise RefusedError(
                 f"{count} members are in the sum, and {needed} are needed: it stays masked"
             )
-        if presence.keys() != self._known_shares().keys():
+        if presence.keys() != self._shares.keys():
             raise RefusedError("the list of survivors is not of those who sent shares")
         if self._reply is None or presence[self.index] is not Presence.PRESENT:
             raise RefusedError(f"{self.index} is not in the sum, and does not uncover it")

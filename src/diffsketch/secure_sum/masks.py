@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -130,7 +131,7 @@ class MemberSecrets:
         keys = PublicKeys(self.cipher.public, self.mask.public, committed, b"")
         self.public = replace(keys, signature=self.sign(keys.signed_bytes(index, params)))
         # Both are needed twice: when shares are sent, and when those of others come.
-        self._agreed: dict[bytes, bytes] = {}
+        self._agree = cache(self.cipher.agree)
         self._split: dict[int, tuple[bytes, bytes]] = {}
 
     def sign(self, data: bytes) -> bytes:
@@ -159,10 +160,8 @@ class MemberSecrets:
         ends = (sender, recipient)
         bound = b"".join(index.to_bytes(8, "little") + keys[index].cipher for index in ends)
         public = keys[recipient if sender == self._index else sender].cipher
-        if public not in self._agreed:
-            self._agreed[public] = self.cipher.agree(public)
         context = self._params.context
-        key = derive(self._agreed[public], context=context, label="share", about=bound)
+        key = derive(self._agree(public), context=context, label="share", about=bound)
         return key, context + bound
 
     def _derive(self, label: str) -> bytes:

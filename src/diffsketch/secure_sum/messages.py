@@ -475,15 +475,14 @@ def parse_list(
 
 def read_list(body: bytes, size: int) -> dict[int, bytes]:
     """Read values of `size` bytes by their members, which must ascend."""
-    count, step = int.from_bytes(body[:4], "little"), 8 + size
-    if len(body) != 4 + count * step:
+    count = int.from_bytes(body[:4], "little")
+    if len(body) != 4 + count * (8 + size):
         raise RefusedError(f"message has a body of {len(body)} bytes, which is not {count} records")
     values, last = dict[int, bytes](), -1
-    for at in range(4, len(body), step):
-        index = int.from_bytes(body[at : at + 8], "little")
+    for index, value in struct.iter_unpack(f"<Q{size}s", body[4:]):
         if index <= last:
             raise RefusedError(f"message lists {index}, which is a repetition or late")
-        values[index], last = body[at + 8 : at + step], index
+        values[index], last = value, index
     return values
 
 

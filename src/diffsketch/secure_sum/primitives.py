@@ -18,7 +18,6 @@ member is out of scope.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from operator import mul
 
@@ -85,11 +84,6 @@ class SigningIdentity:
         check(len(secret) == SECRET_BYTES, "secret", "have 32 bytes", len(secret))
         self._key = Ed25519PrivateKey.from_private_bytes(secret)
         self.public = self._key.public_key().public_bytes_raw()
-
-    @classmethod
-    def generate(cls) -> SigningIdentity:
-        """Make a new one from the operating system's randomness."""
-        return cls(secrets.token_bytes(SECRET_BYTES))
 
     def sign(self, data: bytes) -> bytes:
         """Sign: 64 bytes, the same for the same data."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from torch import Tensor
@@ -106,7 +107,7 @@ class SecureSumServer:
         self._presence: dict[int, Presence] = {}
         self._signatures: dict[int, bytes] = {}
         self._revealed: dict[int, dict[int, bytes]] = {}
-        self._weights: dict[tuple[int, ...], list[int]] = {}  # of shares, by their points
+        self._weights = cache(primitives.weights_at_zero)  # most secrets have the same givers
         self._total: Total | None = None
         self._void: VoidError | None = None
 
@@ -325,10 +326,8 @@ class SecureSumServer:
     def _secret(self, shares: Mapping[int, bytes]) -> bytes | None:
         """Recover the secret of members' shares; None if they give none."""
         points = tuple(self.params.points[index] for index in shares)
-        if points not in self._weights:
-            self._weights[points] = primitives.weights_at_zero(points)
         try:
-            return primitives.recover(self._weights[points], list(shares.values()))
+            return primitives.recover(self._weights(points), list(shares.values()))
         except RefusedError:
             return None
 

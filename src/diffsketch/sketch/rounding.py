@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from diffsketch.errors import check, check_positive
+from diffsketch.errors import check, check_between
 from diffsketch.sketch.kernels import kernels_for
 
 CELL_BITS = (1, 2, 3, 4, 5, 6, 7, 8, 16)
@@ -71,9 +71,7 @@ class CellGrid:
 
     def __post_init__(self) -> None:
         check(self.bits in CELL_BITS, "bits", "be 1 to 8, or 16", self.bits)
-        check_positive("limit", self.limit)
-        low, high = LIMITS
-        check(low <= self.limit <= high, "limit", f"be in [{low:g}, {high:g}]", self.limit)
+        check_between("limit", self.limit, *LIMITS)
 
     @cached_property
     def step(self) -> float:

@@ -21,7 +21,7 @@ import secrets
 import threading
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from functools import lru_cache
@@ -435,7 +435,7 @@ def _totals(counts: _Counts) -> Counter[str]:
 @lru_cache(maxsize=64)  # rounds mostly are like those before them
 def _as_counted(claim: Claim, kinds: tuple[str, ...]) -> str:
     """The text by which a claim is counted, if it may be beside these others."""
-    weaker(claim, _weakest_of(kinds))
+    weaker(claim, _weakest(kinds))
     return as_text(claim_to_json(claim))
 
 
@@ -447,13 +447,8 @@ def _parsed(kind: str) -> tuple[Claim, Prices]:
     return claim, prices_of(claim)
 
 
-def _weakest(totals: Mapping[str, int]) -> Claim | None:
-    """The weakest claim of releases that are counted by claim."""
-    return _weakest_of(tuple(totals))
-
-
-@lru_cache(maxsize=64)
-def _weakest_of(kinds: tuple[str, ...]) -> Claim | None:
+def _weakest(kinds: Iterable[str]) -> Claim | None:
+    """The weakest claim of releases of these kinds."""
     weakest: Claim | None = None
     for kind in kinds:
         weakest = weaker(_parsed(kind)[0], weakest)

@@ -196,6 +196,7 @@ class IntegerMechanism(ABC):
     records: float = field(default=1.0, kw_only=True)
 
     whole: ClassVar[Literal[True]] = True  # messages are whole numbers
+    adds_up: ClassVar[bool] = False  # whether shares of the noise make exactly its law
     _name: ClassVar[str]
     _sub_gaussian: ClassVar[bool] = False  # with `_noise_variance` as the parameter
 
@@ -442,6 +443,7 @@ class DiscreteGaussianMechanism(IntegerMechanism):
         Learning with Secure Aggregation.
     """
 
+    fineness: ClassVar[float] = 4.0  # of the rounding steps that methods choose
     _name: ClassVar[str] = "discrete Gaussian noise"
     _sub_gaussian: ClassVar[bool] = True
 
@@ -594,6 +596,8 @@ class SkellamMechanism(IntegerMechanism):
         D. E. Amos (1974), Computation of modified Bessel functions and their ratios.
     """
 
+    fineness: ClassVar[float] = 1.0  # of the rounding steps that methods choose
+    adds_up: ClassVar[bool] = True
     _name: ClassVar[str] = "Skellam noise"
 
     @cached_property
