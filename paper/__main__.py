@@ -26,7 +26,7 @@ def paper(
         argument="NAME",
     ),
     quick: bool = option(
-        "Fewer seeds, rounds and panels; minutes. Shows that all works, judges no claim.",
+        "One seed, a tenth of the rounds; minutes. Shows that all works, judges no claim.",
         default=False,
     ),
     output: Path | None = option(

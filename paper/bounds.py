@@ -78,11 +78,8 @@ def theorem2(problem: ConvexProblem, rounds: int, *, error: float) -> float:
     So: the expected gap is at most this wherever `dim * error^2 >= query_variance`, and that is so
     for `error = lemma1_error(rows, cols, failure=...)` with any `failure` below 1/2.
     """
-    check_whole("rounds", rounds, least=1)
     check(0 <= error < math.inf, "error", "be >= 0 and finite", error)
-    start = problem.distance**2 / (2 * problem.step)
-    noise = problem.step * (1 + problem.dim * error**2) * problem.gradient_norm**2
-    return (start + math.sqrt((rounds + 1) / rounds) * noise) / math.sqrt(rounds)
+    return _gap(problem, rounds, problem.dim * error**2, slack=True)
 
 
 def expected_gap(problem: ConvexProblem, rounds: int, *, variance: float) -> float:
@@ -94,11 +91,16 @@ def expected_gap(problem: ConvexProblem, rounds: int, *, variance: float) -> flo
     second factor is `E||estimate||^2`, and `sum_j 1/sqrt(j) <= 2 sqrt(i)`. `variance` is the
     `query_variance` of the sketch, or 0 without one.
     """
-    check_whole("rounds", rounds, least=1)
     check(0 <= variance < math.inf, "variance", "be >= 0 and finite", variance)
+    return _gap(problem, rounds, variance)
+
+
+def _gap(problem: ConvexProblem, rounds: int, variance: float, *, slack: bool = False) -> float:
+    check_whole("rounds", rounds, least=1)
     start = problem.distance**2 / (2 * problem.step)
     noise = problem.step * (1 + variance) * problem.gradient_norm**2
-    return (start + noise) / math.sqrt(rounds)
+    factor = math.sqrt((rounds + 1) / rounds) if slack else 1.0
+    return (start + factor * noise) / math.sqrt(rounds)
 
 
 def padding_for(target: float, dim: int, rows: int, cols: int, *, ratio: float) -> int | None:

@@ -1,294 +1,252 @@
-"""Rules that calculate: they judge claims of the paper by arithmetic and formulas, not by facts.
+"""Formulas by name: numbers that claims are judged by, calculated and not measured.
 
-They are called as those of `rules` are, where what a rule gives is explained; the facts that they
-are given are unused. The docstring of a rule states its thresholds.
+Each takes numbers and gives one. `claims.toml` uses them by the names of `FORMULAS`.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from diffsketch.privacy.claim import NoClaim, ProvenClaim, Relation
+from diffsketch.compiled import torch_threads
+from diffsketch.privacy.claim import Relation
 from diffsketch.privacy.clipping import CoordinateBound
 from diffsketch.privacy.mechanisms.additive import GaussianMechanism
 from diffsketch.privacy.mechanisms.binomial import BinomialMechanism
 from diffsketch.privacy.theorems import theorem1
 from diffsketch.sketch import CountSketch, SketchKey
+from diffsketch.wire import MessageFormat
 from paper.bounds import ConvexProblem, lemma1_error, padding_for, theorem2
-from paper.facts import SPECS, Cases, Facts, Graded, Statement
 
 _ALPHA = 1.645  # the 90th percentile of a Gaussian's sizes, in standard deviations
 _DELTA = 1e-5
 _KEY = SketchKey.from_integer(5)
 
 
-# --- arithmetic: sizes, ratios, and places where the text contradicts itself -----------------
+# --- Theorem 1, and noise --------------------------------------------------------------------
 
 
-def stated_ratios(claim: Statement, _: Facts) -> Cases:
-    """Each must be within 10% of parameters over cells, or of 32 over the bits of a number."""
-    for *size, stated in claim.values["sizes"]:
-        ratio = 32 / size[0]
-        if len(size) == 2:
-            ratio = CountSketch(claim.values["dim"], *size).compression
-        yield {"hit": abs(ratio / stated - 1) <= 0.1, "size": size, "ratio": ratio,
-               "stated": stated}  # fmt: skip
-
-
-def full_bins(claim: Statement, _: Facts) -> Cases:
-    """The probability that no bin of a row is empty must be 99% or more for every size."""
-    for dim, cols in claim.values["sizes"]:
-        chance = math.fsum(
-            (-1) ** j * math.comb(cols, j) * (1 - j / cols) ** (dim - 1) for j in range(cols)
-        )
-        yield {"hit": chance >= 0.99, "chance": chance, "dim": dim, "cols": cols}
-
-
-def _weight(filling: tuple[int, ...]) -> float:
-    return math.prod(math.factorial(each) for each in filling) * math.sqrt(math.prod(filling))
-
-
-def _inverses(filling: tuple[int, ...]) -> float:
-    return math.fsum(1 / each for each in filling)
-
-
-def lemma_2(claim: Statement, _: Facts) -> Graded:
-    """Both quantities must be least at the most even filling, among all of a few sizes."""
-    cases, hits = [], []
-    for items, bins in claim.values["sizes"]:
-        every = itertools.product(range(1, items + 1), repeat=bins)
-        fillings = [filling for filling in every if sum(filling) == items]
-        even = [each for each in fillings if max(each) - min(each) <= 1]
-        for quantity in (_weight, _inverses):
-            least = quantity(min(fillings, key=quantity))
-            hits.append(all(quantity(each) <= least * (1 + 1e-12) for each in even))
-        cases.append(f"{items} in {bins}")
-    return [], [all(hits)], {"cases": ", ".join(cases)}
-
-
-# --- formulas, computed with the library's calculators ---------------------------------------
-
-
-def _claimed(dim: int, rows: int, cols: int) -> float:
+def theorem_1(dim: int, rows: int, cols: int) -> float:
+    """The epsilon of a Gaussian vector by Theorem 1."""
     claim = theorem1(dim, rows, cols, alpha=_ALPHA, sigma=1.0)
     return float(claim.epsilon(delta=0.0, rounds=1))
 
 
-def _rises(values: Iterable[float]) -> bool:
-    """Whether they rise strictly, where those without a claim count as larger than all."""
-    given = list(values)
-    some = sum(math.isfinite(value) for value in given) >= 2
-    return some and all(a < b or math.isinf(b) for a, b in itertools.pairwise(given))
+def theorem_1_padded(lengths: int, dim: int, rows: int, cols: int) -> float:
+    """The same with noise appended, so many lengths of the vector."""
+    return theorem_1(dim * (1 + lengths), rows, cols)
 
 
-def _falls(values: Iterable[float]) -> bool:
-    return _rises(list(values)[::-1])
+def proven_padded(lengths: int, dim: int, rows: int, cols: int) -> float:
+    """The epsilon that is proven for such noise, if coordinates are clipped to alpha.
 
-
-def _by(values: Mapping[int, float], name: str = "n") -> str:
-    shown = SPECS["epsilon"]
-    return ", ".join(f"{shown(value)} at {name} = {size:,}" for size, value in values.items())
-
-
-def longer_vectors(claim: Statement, _: Facts) -> Cases:
-    """The formula must move as the text says when the vector gets shorter."""
-    claims = {dim: _claimed(dim, *claim.values["table"]) for dim in claim.values["dims"]}
-    rises, falls = _rises(claims.values()), _falls(claims.values())
-    moves = "rises" if rises else "falls" if falls else "moves both ways"
-    hit = rises if claim.values["smaller_when"] == "smaller" else falls
-    return [{"hit": hit, "by": _by(claims), "moves": moves}]
-
-
-def vanishing(claim: Statement, _: Facts) -> Graded:
-    """The formula must get below 0.01 and neighbours' tables be equal; in part if it does."""
-    size, dims = claim.values["table"], claim.values["sketched"]
-    claims = {dim: _claimed(dim, *size) for dim in claim.values["dims"]}
-    small = list(claims.values())[-1] < 0.01 and _falls(claims.values())
-    told = 0
-    for dim in dims:
-        sketch, seed = CountSketch(dim, *size), SketchKey.from_integer(dim).seed(0)
-        first, second = torch.ones(2, dim)
-        second[0] += claim.values["change"]
-        told += not torch.equal(sketch.encode(first, seed), sketch.encode(second, seed))
-    fields = {"by": _by(claims), "pairs": len(dims), "largest": max(dims), "told": told}
-    return [], [small, small and not told], fields
-
-
-def smaller_tables(claim: Statement, _: Facts) -> Cases:
-    """The formula must rise with the rows and with the columns."""
-    dim = claim.values["dim"]
-    by_cols = {cols: _claimed(dim, 7, cols) for cols in claim.values["cols"]}
-    by_rows = {rows: _claimed(dim, rows, 15) for rows in claim.values["rows"]}
-    for name, found in (("k", by_cols), ("t", by_rows)):
-        yield {"hit": _rises(found.values()), "by": _by(found, name)}
-
-
-def longer_padding(claim: Statement, _: Facts) -> Graded:
-    """Both what is claimed and what is proven must fall with the length of the noise."""
-    dim, size = claim.values["dim"], claim.values["table"]
-    claimed, proven, sketch = {}, {}, CountSketch(dim, *size)
-    for each in claim.values["lengths"]:
-        # The noise that so many appended numbers give a cell on average, independent in each cell.
-        bound = CoordinateBound(_ALPHA, sketch.rows)
-        multiplier = math.sqrt(each * dim / sketch.cols) / bound.sensitivity(Relation.REPLACE)
-        mechanism = GaussianMechanism(bound, multiplier, Relation.REPLACE)
-        claimed[each] = _claimed(dim * (1 + each), *size)
-        proven[each] = float(mechanism.claim.epsilon(delta=_DELTA, rounds=1))
-    hits = [_falls(claimed.values()), _falls(proven.values())]
-    return [], hits, {"by_claim": _by(claimed, "L"), "by_proof": _by(proven, "L")}
-
-
-def less_noise(claim: Statement, _: Facts) -> Cases:
-    """The variance that the appended noise adds to a cell must be below that of Laplace noise.
-
-    With the least noise for which Theorem 1 claims the epsilon of the panel, for a Gaussian
-    vector; Laplace noise has the scale `2 alpha t / epsilon`.
+    The noise is what a cell gets on average, and taken to be independent in each cell.
     """
-    for dim, rows, cols, target in claim.values["panels"]:
-        length = padding_for(target, dim, rows, cols, ratio=_ALPHA)
-        laplace = 2 * (2 * _ALPHA * rows / target) ** 2
-        ratio = math.inf if length is None else length / cols / laplace
-        yield {"hit": ratio < 1, "rows": rows, "cols": cols, "target": target, "ratio": ratio}
+    bound = CoordinateBound(_ALPHA, rows)
+    multiplier = math.sqrt(lengths * dim / cols) / bound.sensitivity(Relation.REPLACE)
+    mechanism = GaussianMechanism(bound, multiplier, Relation.REPLACE)
+    return float(mechanism.claim.epsilon(delta=_DELTA, rounds=1))
 
 
-def weaker_unit(claim: Statement, _: Facts) -> Cases:
-    """The same noise must give a whole client more than one coordinate.
+def noise_ratio(dim: int, rows: int, cols: int, epsilon: float) -> float:
+    """The variance that appended noise adds to a cell over that of Laplace noise.
+
+    With the least noise for which Theorem 1 claims the epsilon, for a Gaussian vector; Laplace
+    noise has the scale `2 alpha t / epsilon`.
+    """
+    length = padding_for(epsilon, dim, rows, cols, ratio=_ALPHA)
+    laplace = 2 * (2 * _ALPHA * rows / epsilon) ** 2
+    return math.inf if length is None else length / cols / laplace
+
+
+def client_epsilon(dim: int, rows: int, cols: int) -> float:
+    """A lower bound for a client under the noise that gives one coordinate an epsilon of 1.
 
     For Laplace noise, epsilon is the L1 distance of two tables over the scale. The tables of a
     vector that has the signs of the first row's hash and of its negative are farthest apart there.
     """
-    rows, cols = claim.values["table"]
-    sketch, seed = CountSketch(claim.values["dim"], rows, cols), SketchKey.from_integer(0).seed(0)
+    sketch, seed = CountSketch(dim, rows, cols), SketchKey.from_integer(0).seed(0)
     first_row = torch.zeros(rows, cols)
     first_row[0] = 1.0
     vector = sketch.query(first_row, seed, combine="mean").sign()
     distance = float((sketch.encode(vector, seed) - sketch.encode(-vector, seed)).abs().sum())
-    bound = distance / (2 * rows)  # the noise that gives one coordinate of size 1 an epsilon of 1
-    return [{"hit": bound > 1, "bound": bound}]
+    return distance / (2 * rows)
 
 
-def _cpsgd(levels: int, trials: int, cohort: int) -> tuple[BinomialMechanism, float]:
-    """The mechanism of cpSGD on the paper's vectors, and the epsilon that is proven for it."""
-    mechanism = BinomialMechanism(dim=7850, clip=1.0, limit=1.0, levels=levels, trials=trials,
-                                  cohort=cohort, delta=_DELTA)  # fmt: skip
-    claim = mechanism.claim
-    proven = isinstance(claim, ProvenClaim)
-    return mechanism, float(claim.epsilon(delta=_DELTA, rounds=1)) if proven else math.inf
+def _cpsgd(levels: int, trials: int, cohort: int) -> BinomialMechanism:
+    """The mechanism of cpSGD on the paper's vectors."""
+    return BinomialMechanism(dim=7850, clip=1.0, limit=1.0, levels=levels, trials=trials,
+                             cohort=cohort, delta=_DELTA)  # fmt: skip
 
 
-def more_devices(claim: Statement, _: Facts) -> Graded:
-    """The epsilon of cpSGD must fall with the devices, and be finite for those of a round."""
-    values, few = claim.values, claim.values["in_a_round"]
-    bounds = {
-        cohort: _cpsgd(values["levels"], values["trials"], cohort)[1]
-        for cohort in sorted({few, *values["cohorts"]})
-    }
-    falls = _falls(bounds.values())
-    return [], [falls, falls and math.isfinite(bounds[few])], {"by": _by(bounds, "devices")}
+def cpsgd_epsilon(cohort: int, levels: int, trials: int) -> float:
+    """The epsilon that cpSGD's theorem proves; infinite if none."""
+    claim = _cpsgd(levels, trials, cohort).claim
+    return float(claim.epsilon(delta=_DELTA, rounds=1))
 
 
-def cpsgd_parameters(claim: Statement, _: Facts) -> Graded:
-    """The bits must hold k and m (in part), and the theorem give the epsilon for a round."""
-    cases, fits, proven = [], [], []
-    for target, count, levels, trials in claim.values["rows"]:
-        mechanism, value = _cpsgd(levels, trials, claim.values["cohort"])
-        fits.append(mechanism.bits == count)
-        proven.append(value <= target)
-        reason = f"epsilon {value:.3g}"
-        if isinstance(mechanism.claim, NoClaim):
-            reason = mechanism.claim.reason
-        cases.append({"target": target, "bits": count, "reason": reason})
-    hits = [a and b for a, b in zip(fits, proven, strict=True)]
-    why = f"{sum(hits)} of {len(hits)} rows"
-    if all(fits) and not all(proven):
-        why, hits = "the bits are right, the epsilon is not proven", [True, False]
-    return cases, hits, {"fits": sum(fits), "met": sum(proven), "count": len(fits), "why": why}
-
-
-def tighter_bound(claim: Statement, _: Facts) -> Cases:
-    """Theorem 2's bound must fall with the columns and with the rows."""
-    problem = ConvexProblem(claim.values["dim"], 1.0, 1.0, 1.0)
-    for name, symbol in (("cols", "k"), ("rows", "t")):
-        bound = {}
-        for value in claim.values[name]:
-            rows, cols = (7, value) if name == "cols" else (value, 22)
-            error = lemma1_error(rows, cols, failure=0.05)
-            bound[value] = theorem2(problem, 1000, error=error)
-        yield {"hit": _falls(bound.values()), "by": _by(bound, symbol)}
+def cpsgd_bits(cohort: int, levels: int, trials: int) -> int:
+    """The bits that hold cpSGD's k and m."""
+    return _cpsgd(levels, trials, cohort).bits
 
 
 # --- the Count Sketch itself, on vectors with fixed seeds ------------------------------------
 
 
-def _gaussian(count: int, dim: int) -> Tensor:
-    return torch.randn(count, dim, generator=torch.Generator().manual_seed(dim))
+def _gaussian(dim: int) -> Tensor:
+    return torch.randn(dim, generator=torch.Generator().manual_seed(dim))
 
 
-def _errors(sketch: CountSketch, vector: Tensor, index: int) -> Tensor:
-    """Estimate less vector, with the hashes of an index."""
-    seed = _KEY.seed(index)
-    return sketch.query(sketch.encode(vector, seed), seed) - vector
+def compression(dim: int, rows: int, cols: int) -> float:
+    """Parameters over cells."""
+    return CountSketch(dim, rows, cols).compression
 
 
-def linear(claim: Statement, _: Facts) -> Graded:
-    """The table of a sum must be the sum of the tables: exactly, for whole numbers."""
-    dim = claim.values["dim"]
-    sketch, vectors = CountSketch(dim, *claim.values["table"]), _gaussian(2, dim).mul(100).round()
-    hits = [
-        torch.equal(sketch.encode(vectors.sum(0), seed), sketch.encode(vectors, seed).sum(0))
-        for seed in map(_KEY.seed, range(20))
-    ]
-    return [], hits, {}
+def full_bins(dim: int, cols: int) -> float:
+    """The probability that no bin of a row is empty, at least (a union bound)."""
+    return 1 - cols * (1 - 1 / cols) ** dim
 
 
-def lemma_1(claim: Statement, _: Facts) -> Cases:
-    """The share of coordinates that miss the bound must be at most the stated failure."""
-    size, dim, failure = (claim.values[key] for key in ("table", "dim", "failure"))
-    error, sketch = lemma1_error(*size, failure=failure), CountSketch(dim, *size)
-    dense = _gaussian(1, dim)[0]
-    few = dense * (torch.arange(dim) % 500 == 0)
-    for name, vector in (("Gaussian", dense), ("a few large", few)):
-        missed = 0.0
-        for index in range(20):
-            wrong = _errors(sketch, vector, index).abs() > error * vector.norm()
-            missed += float(wrong.double().mean()) / 20
-        yield {"hit": missed <= failure, "missed": missed, "vector": name, "error": error}
+def uneven(items: int, bins: int) -> int:
+    """The difference of the fullest and the emptiest bin where both of Lemma 2 are least."""
+
+    def weight(filling: tuple[int, ...]) -> float:
+        return math.prod(map(math.factorial, filling)) * math.sqrt(math.prod(filling))
+
+    def inverses(filling: tuple[int, ...]) -> float:
+        return math.fsum(1 / each for each in filling)
+
+    every = itertools.combinations_with_replacement(range(1, items + 1), bins)
+    fillings = [filling for filling in every if sum(filling) == items]
+    least = [min(fillings, key=quantity) for quantity in (weight, inverses)]
+    return max(filling[-1] - filling[0] for filling in least)
 
 
-def unbiased(claim: Statement, _: Facts) -> Cases:
-    """Over the seeds, no coordinate's mean error may be over five standard errors.
+def additive(dim: int, rows: int, cols: int, count: int, threads: int) -> float:
+    """The largest difference of the table of a sum and the sum of the tables.
 
-    For 60 coordinates in two tables that happens by chance with a probability below 1e-4.
+    Of vectors of whole numbers, of which sums are exact in any order; threads make the table of
+    the sum, and one alone the others.
     """
-    dim, count = 60, claim.values["trials"]
-    vector = _gaussian(1, dim)[0]
-    for rows in claim.values["rows"]:
-        sketch = CountSketch(dim, rows, 8, "pairwise")
-        errors = torch.stack([_errors(sketch, vector, index) for index in range(count)])
-        standard = errors.std(0) / math.sqrt(count)
-        worst = float((errors.mean(0) / standard).abs().max())
-        yield {"hit": worst < 5, "worst": worst, "rows": rows, "dim": dim}
+    sketch, seed = CountSketch(dim, rows, cols), _KEY.seed(0)
+    vectors = _gaussian(count * dim).mul(100).round().reshape(count, dim)
+    with torch_threads(threads):
+        table = sketch.encode(vectors.sum(0), seed)
+    with torch_threads(1):
+        return float((sketch.encode(vectors, seed).sum(0) - table).abs().max())
 
 
-def recovered(claim: Statement, _: Facts) -> Graded:
-    """The relative L2 error must be at most 50%; in part up to 100%, where zero is nearer."""
-    cases = []
-    for dim, rows, cols in claim.values["tables"]:
-        vector = _gaussian(1, dim)[0]
-        error = _errors(CountSketch(dim, rows, cols), vector, 0).norm() / vector.norm()
-        cases.append({"error": float(error), "rows": rows, "cols": cols})
-    worst = max(case["error"] for case in cases)
-    return cases, [worst <= 0.5, worst <= 1], {}
+def told_apart(dim: int, rows: int, cols: int, change: float) -> bool:
+    """Whether the tables of two vectors that differ in one coordinate differ."""
+    sketch, seed = CountSketch(dim, rows, cols), SketchKey.from_integer(dim).seed(0)
+    first, second = torch.ones(2, dim)
+    second[0] += change
+    return not torch.equal(sketch.encode(first, seed), sketch.encode(second, seed))
 
 
-def bounded_bins(claim: Statement, _: Facts) -> Cases:
-    """At most 1% of the cells may be beyond 2 alpha, for vectors as Theorem 1 assumes them."""
-    for dim, rows, cols in claim.values["tables"]:
-        table = CountSketch(dim, rows, cols).encode(_gaussian(1, dim)[0], _KEY.seed(0))
-        share = float((table.abs() > 2 * _ALPHA).double().mean())
-        yield {"hit": share <= 0.01, "share": share, "rows": rows, "cols": cols, "dim": dim}
+def beyond_bound(dim: int, rows: int, cols: int) -> float:
+    """The share of cells beyond 2 alpha, for a Gaussian vector."""
+    table = CountSketch(dim, rows, cols).encode(_gaussian(dim), _KEY.seed(0))
+    return float((table.abs() > 2 * _ALPHA).double().mean())
+
+
+def _errors(vector: Tensor, sketch: CountSketch, seeds: int) -> Tensor:
+    """Estimates less the vector, a row for each seed."""
+    estimates = [sketch.query(sketch.encode(vector, seed), seed)
+                 for seed in map(_KEY.seed, range(seeds))]  # fmt: skip
+    return torch.stack(estimates) - vector
+
+
+def relative_error(dim: int, rows: int, cols: int) -> float:
+    """The L2 error of one estimate over the norm."""
+    vector = _gaussian(dim)
+    return float(_errors(vector, CountSketch(dim, rows, cols), 1).norm() / vector.norm())
+
+
+def missed(dim: int, rows: int, cols: int, every: int, failure: float) -> float:
+    """The share of coordinates beyond Lemma 1's error; of the vector each `every`th is not 0."""
+    vector = _gaussian(dim) * (torch.arange(dim) % every == 0)
+    bound = lemma1_error(rows, cols, failure=failure) * vector.norm()
+    errors = _errors(vector, CountSketch(dim, rows, cols), 20)
+    return float((errors.abs() > bound).double().mean())
+
+
+def bias(dim: int, rows: int, cols: int, seeds: int) -> float:
+    """The largest mean error of a coordinate over the seeds, in standard errors."""
+    errors = _errors(_gaussian(dim), CountSketch(dim, rows, cols, "pairwise"), seeds)
+    return float((errors.mean(0) / errors.std(0)).abs().max()) * math.sqrt(seeds)
+
+
+def convergence_bound(rows: int, cols: int, dim: int) -> float:
+    """Theorem 2's bound after 1,000 rounds, for G = D = c = 1 and a failure of 5%."""
+    error = lemma1_error(rows, cols, failure=0.05)
+    return theorem2(ConvexProblem(dim, 1.0, 1.0, 1.0), 1000, error=error)
+
+
+# --- reach and cost --------------------------------------------------------------------------
+
+
+def histogram_error(holders: int, codes: int, rows: int, cols: int) -> float:
+    """The mean error of the ten largest shares, in the mean of histograms of 100 reports each."""
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.arange(1, codes + 1).double() ** -1.5
+    reports = torch.multinomial(weights, 100 * holders, replacement=True, generator=generator)
+    ones = torch.full((holders, 100), 0.01)
+    histograms = torch.zeros(holders, codes).scatter_add_(1, reports.reshape(holders, 100), ones)
+    sketch, seed = CountSketch(codes, rows, cols), _KEY.seed(0)
+    estimate = sketch.query(sketch.encode(histograms, seed).mean(0), seed, combine="median")
+    shares, frequent = histograms.mean(0).topk(10)
+    return float((estimate[frequent] - shares).abs().mean())
+
+
+def secure_sum_cost(members: int, *shape: int) -> float:
+    """The bytes that a member of a secure sum sends and receives, over those of its message.
+
+    The sum is that of Bonawitz et al. (2017) with signatures, nobody dropping out; of 20 bits.
+    """
+    from diffsketch import secure_sum as sums  # needs the extra `secure`
+
+    kind = "skellam" if len(shape) == 1 else "sketch-skellam"
+    form = MessageFormat(kind, 7850, shape, "unsigned", 20)
+    identities = {
+        index: sums.SigningIdentity(index.to_bytes(32, "big")) for index in range(members)
+    }
+    threshold = sums.default_threshold(members)
+    params = sums.Params(
+        form,
+        run=bytes(16),
+        round_index=0,
+        fingerprint=bytes(8),
+        members=tuple(identities),
+        threshold=threshold,
+        min_present=threshold,
+        identities={index: identity.public for index, identity in identities.items()},
+    )
+    server, cells = sums.SecureSumServer(params), partial(torch.ones, shape, dtype=torch.int64)
+    clients = [sums.SecureSumClient(index, params, identity=identity)
+               for index, identity in identities.items()]  # fmt: skip
+    sent = 0
+    while server.stage is not sums.Stage.DONE:
+        for index, request in server.requests().items():
+            reply = clients[index].answer(request, cells)
+            server.collect(reply)
+            if index == 0:
+                sent += len(request) + len(reply)
+        server.close()
+    return sent / form.full_bytes
+
+
+FORMULAS: dict[str, Callable[..., Any]] = {
+    function.__name__: function
+    for function in (
+        additive, beyond_bound, bias, theorem_1, theorem_1_padded, client_epsilon, compression,
+        convergence_bound, cpsgd_bits, cpsgd_epsilon, full_bins, histogram_error, missed,
+        noise_ratio, proven_padded, relative_error, secure_sum_cost, told_apart, uneven,
+    )
+}  # fmt: skip

@@ -1,39 +1,38 @@
 """Verdicts on the paper's claims, which `claims.toml` has.
 
-A claim is judged by conditions that are written beside it, or by a function of `rules` or
-`calculations`. Where the paper leaves a choice open, the reading that does best is the one that
-counts.
+A claim is judged by conditions on its cases, which its rule gives. Where the paper leaves a choice
+open, the reading that does best is the one that counts.
 """
 
 from __future__ import annotations
 
 import itertools
-import operator
+import math
 import string
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
 from importlib import resources
 from typing import Any, TypeAlias
 
-from diffsketch.errors import DataError
-from diffsketch.privacy.claim import Basis, Relation, Scope, Trust, Unit
-from paper import calculations, rules
+from diffsketch.privacy.claim import Basis, Unit
+from paper.calculations import FORMULAS
 from paper.facts import (
     CHANCE,
     SPECS,
-    Cases,
+    Case,
     Facts,
-    Graded,
     MissingFactError,
     Statement,
+    as_number,
     meaning,
     percent,
 )
 from paper.figures import COORDINATE, SECURE_SUM, Fact
+from paper.rules import RULES
 
 NOTHING = "Nothing."
 """Text in place of a measurement, of claims that nothing here measures."""
@@ -46,6 +45,8 @@ class Standing(StrEnum):
     IN_PART = "holds in part"
     FAILS = "fails"
     NOT_MEASURED = "not measured"
+    UNDECIDED = "undecided"
+    NO_EXPERIMENT = "not for an experiment"
     NOT_JUDGED = "not judged"  # by a reduced run
 
 
@@ -70,10 +71,10 @@ Verdicts: TypeAlias = Mapping[Statement, ClaimVerdict]
 
 # --- verdicts --------------------------------------------------------------------------------
 
-_CLIENT = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
 _DELTA = 1e-5
 _WORDS = 18  # of the cases of a claim that are written out; the data have all of them
 _MANY = 10  # seeds that close calls should have
+_CLIENT = replace(COORDINATE, unit=Unit.CLIENT)
 _MEANINGS = {
     "claimed": meaning(Basis.CLAIMED),
     "proven": meaning(Basis.PROVEN),
@@ -84,23 +85,27 @@ _MEANINGS = {
     "audited": f"(claimed, and measured lower bounds; {COORDINATE}; one round, the audit's delta)",
     "client": str(_CLIENT),
 }
-_LIMITS: dict[str, Callable[[float, float], bool]] = {
-    "at_least": operator.ge,
-    "at_most": operator.le,
-    "below": operator.lt,
-    "equal": operator.eq,
-}
 
 
 class _Text(string.Formatter):
     """Fills in `{share:percent}`, `{ratio:times}`, `{gap:points}`, `{bound:epsilon}`, ..."""
 
     def format_field(self, value: Any, format_spec: str) -> str:
-        known = SPECS.get(format_spec)
-        return str(super().format_field(value, format_spec)) if known is None else known(value)
+        if format_spec in SPECS:
+            return SPECS[format_spec](value)
+        return str(super().format_field(value, format_spec))
 
 
 _format = _Text().vformat
+
+
+def _evaluate(expression: str, names: Mapping[str, Any]) -> Any:
+    """The value of an expression of `claims.toml`, which is code of this package like any other.
+
+    As text it can be shown beside the verdict.
+    """
+    functions = {"__builtins__": {}, "abs": abs, "max": max, "inf": math.inf, **FORMULAS}
+    return eval(expression, functions, dict(names))  # noqa: S307
 
 
 def judged(
@@ -111,99 +116,117 @@ def judged(
 ) -> dict[Statement, ClaimVerdict]:
     """Each claim with its verdict on the paper's own panels, in the order of the file.
 
-    Some of the rules take seconds; `show` is told the share that is done. A claim whose experiment
-    was not run is "not measured"; of a reduced run none is judged.
+    Some of the formulas take seconds; `show` is told the share that is done. A claim whose
+    experiment was not run is "not measured"; of a reduced run none is judged.
 
-    Guarantees (`paper/tests/test_claims.py`): each rule can come out either way, and does
+    Guarantees (`paper/tests/test_claims.py`): each claim can come out either way, and does
     as its facts do.
     """
     if reduced:
         unjudged = ClaimVerdict(Standing.NOT_JUDGED, NOTHING, _content()["reduced"])
         return dict.fromkeys(statements(), unjudged)
-    own, verdicts = Facts(facts, _content()["readings"]), {}
+    counted, verdicts = Facts(facts, _content()["readings"]), {}
     for count, statement in enumerate(statements()):
         show(count / len(statements()))
-        verdicts[statement] = verdict_of(statement, own)
+        verdicts[statement] = verdict_of(statement, counted)
     return verdicts
 
 
 def verdict_of(statement: Statement, facts: Facts) -> ClaimVerdict:
-    """The verdict on a claim; "not measured" where nothing measures it, or a fact is missing."""
+    """The verdict on a claim; "not measured" where a fact is missing.
+
+    Or an extra of the package, which a formula needs.
+    """
     if statement.why:
-        return ClaimVerdict(Standing.NOT_MEASURED, NOTHING, statement.why)
+        return ClaimVerdict(Standing.NO_EXPERIMENT, NOTHING, statement.why, "None.")
     try:
         return judge(statement, facts)
+    except ImportError as error:
+        why = f"({error})"
     except MissingFactError as missing:
         name = missing.experiment
         why = f"(run `python -m paper {name}`)"
         if facts.by_experiment.get(name):
             why = f"(not measured yet: {name} has no number for it, {missing.name})"
-        return ClaimVerdict(Standing.NOT_MEASURED, NOTHING, why)
+    return ClaimVerdict(Standing.NOT_MEASURED, NOTHING, why, rule_line(statement, facts, []))
 
 
 def judge(statement: Statement, facts: Facts) -> ClaimVerdict:
-    """The verdict of a claim's conditions, or of its rule."""
-    if statement.values.get("beyond"):  # a claim about what the paper does not show
+    """The verdict by a claim's conditions on its cases, or by the tests that its rule made."""
+    if statement.beyond:
         facts = replace(facts, readings={}, beyond=True)
-    outcome = (_rule(statement) or _by_conditions)(statement, facts)
-    if not isinstance(outcome, tuple):
-        cases = list(outcome)
-        outcome = cases, [case["hit"] for case in cases], {}
-    cases, hits, fields = list(outcome[0]), outcome[1], outcome[2]
-    if hits is not None and not hits:
+    shared = {**_MEANINGS, **statement.values, **facts.read(statement.read)}
+    cases = [{**shared, **case} for case in RULES[statement.rule](statement, facts)]
+    if not cases:
         raise MissingFactError(statement.experiments[0], statement.missing)
-    known = {**_MEANINGS, **statement.values, "seeds": facts}
     for case in cases:
-        known |= case
-    texts = [_format(statement.case, (), {**known, **case}) for case in cases]
-    words = itertools.accumulate(len(text.split()) for text in texts)
-    few = max(1, sum(count <= _WORDS for count in words))
-    shown = "; ".join(texts[:few]) + (f"; and {len(texts) - few} more" if texts[few:] else "")
-    sure = [hit is True for hit in hits or ()]
-    known |= {"cases": shown, "hits": sum(sure), "total": len(sure), **fields}
+        for name, expression in statement.numbers.items():
+            case[name] = _evaluate(expression, case)
+    hits, lacking = _hits(statement, cases), cases[0].get("lacking", [])
+    partial = [bool(_evaluate(statement.partly or "False", case)) for case in cases]
+    means = [case["mean"] for case in cases if case.get("mean") is not None]
+    texts = {
+        **cases[-1],
+        "cases": _listed([_format(statement.case, (), case) for case in cases], hits, partial),
+        "hits": hits.count(True), "total": len(hits), "partial": partial.count(True),
+        "highest": max(means, default=0.0), "lowest": min(means, default=0.0),
+    }  # fmt: skip
     standing, why = Standing.FAILS, statement.none
-    if hits is None:
-        standing, why = Standing.NOT_MEASURED, statement.unmeasured
-    elif all(sure) and not fields.get("lacking"):
+    if (statement.any and True in hits) or (all(hits) and not lacking):
         standing, why = Standing.HOLDS, ""
-    elif any(sure):
+    elif not statement.any and (hits.count(True) >= statement.least or any(partial)):
         standing, why = Standing.IN_PART, statement.part
-    why = _format(why, (), known)
-    if close := sum(hit is None for hit in hits or ()):
-        ten = fields.get("seeds", _MANY) >= _MANY
-        why += f" ({close} too close to tell{'' if ten else '; ten seeds not measured yet'})"
-    if fields.get("lacking"):
-        why += f" (not measured yet: {', '.join(fields['lacking'])})"
-    measured = _format(statement.measured, (), known)
-    return ClaimVerdict(standing, measured, why, rule_line(statement, facts, fields))
+    elif set(hits) == {None}:
+        standing, why = Standing.UNDECIDED, statement.none
+    notes = []
+    if None in hits and standing is not Standing.HOLDS:
+        close = [case for case, hit in zip(cases, hits, strict=True) if hit is None]
+        few = any((case["seeds"] or _MANY) < _MANY for case in close)
+        more = "; ten seeds not measured yet" if few else ""
+        notes.append(f" ({hits.count(None)} too close to tell{more})")
+    if lacking:
+        notes.append(f" (not measured yet: {', '.join(lacking)})")
+    return ClaimVerdict(
+        standing,
+        _format(statement.measured, (), texts),
+        _format(why, (), texts) + "".join(notes),
+        rule_line(statement, facts, cases),
+    )
 
 
-def rule_line(statement: Statement, facts: Facts, fields: Mapping[str, Any]) -> str:
+def _hits(statement: Statement, cases: Sequence[Case]) -> list[bool | None]:
+    """The outcome of each case, or of each condition over all cases; None is too close to tell."""
+    if not statement.holds:
+        return [case["hit"] for case in cases]
+    met = [[bool(_evaluate(condition, case)) for condition in statement.holds] for case in cases]
+    return [all(each) for each in (met if statement.by == "case" else zip(*met, strict=True))]
+
+
+def _listed(texts: Sequence[str], hits: Sequence[bool | None], partial: Sequence[bool]) -> str:
+    """A case of each outcome first, as far as there are words, and how many there are more."""
+    outcomes = list(zip(hits, partial, strict=True)) if len(hits) == len(texts) else []
+    first = sorted(map(outcomes.index, dict.fromkeys(outcomes)))
+    texts = [texts[i] for i in first] + [t for i, t in enumerate(texts) if i not in first]
+    words = itertools.accumulate(len(text.split()) for text in texts)
+    few = max(1, len(first), sum(count <= _WORDS for count in words))
+    return "; ".join(texts[:few]) + (f"; and {len(texts) - few} more" if texts[few:] else "")
+
+
+def rule_line(statement: Statement, facts: Facts, cases: Sequence[Case]) -> str:
     """Say in a line what it takes for a claim to hold: threshold, test, correction and seeds."""
-    rule = _rule(statement)
-    text = statement.requires
-    if not text and rule is not None:
-        text = (rule.__doc__ or "").partition("\n")[0]
-    text = _format(text or _conditions_text(statement), (), {**statement.values, **fields})
-    if tests := fields.get("tests"):
-        return f"{text} One-sided t-test, {100 * CHANCE:g}%/{tests}, {fields['seeds']} seeds."
-    if rule is not None and rule.__module__ == calculations.__name__:
+    text = _format(statement.requires, (), statement.values)
+    if "pairs" in statement.values:
+        tests = cases[0]["tests"] if cases else "the number of tests"
+        seeds = sorted({case["seeds"] for case in cases if case["seeds"]})
+        counted = f", {' or '.join(map(str, seeds))} seeds" if seeds else ""
+        return f"{text} One-sided t-test, {100 * CHANCE:g}%/{tests}{counted}."
+    if not statement.experiments:
         return f"{text} Calculated."
-    of = facts.by_experiment.get("".join(statement.experiments[:1]), {})
-    bounds = "audit" in statement.experiments and "hidden" not in statement.name
-    if bounds and (sure := of.get("confidence")) is not None:
-        return f"{text} Measured bounds: {percent(float(sure))} confidence each."
-    seeds = of.get("seeds")
-    return f"{text} Means{f' of {seeds:g} seeds' if seeds and seeds != 1 else ''}; no test."
-
-
-def _conditions_text(statement: Statement) -> str:
-    parts = []
-    for condition in statement.hits:
-        (limit,) = [name for name in condition if name in _LIMITS]
-        less = f" less {condition['less']}" if "less" in condition else ""
-        parts.append(f"{condition['fact']}{less} {limit.replace('_', ' ')} {condition[limit]:g}")
-    return f"{'; '.join(parts)}."
+    measured = facts.by_experiment.get(statement.experiments[0], {})
+    confidence, count = (as_number(measured.get(name)) for name in ("confidence", "seeds"))
+    if statement.rule == "audits" and confidence:
+        return f"{text} Measured bounds: {percent(confidence)} confidence each."
+    return f"{text} Means{f' of {count:g} seeds' if count and count > 1 else ''}; no test."
 
 
 # --- beside the paper's own panels -----------------------------------------------------------
@@ -211,19 +234,14 @@ def _conditions_text(statement: Statement) -> str:
 
 def changed_beyond(facts: Mapping[str, Mapping[str, Fact]], verdicts: Verdicts) -> list[Beyond]:
     """Claims that further panels and readings bear on, with the verdict that they would give."""
-    further = Facts(facts, beyond=True)
-    found = []
-    for statement, own in verdicts.items():
-        if statement.why or statement.values.get("beyond") or not _training(statement):
-            continue
-        other = verdict_of(statement, further)
-        if (other.standing, other.measured) != (own.standing, own.measured):
-            found.append((statement, own, other))
-    return found
-
-
-def _training(statement: Statement) -> bool:
-    return bool(set(statement.experiments) & set(_content()["readings"]))
+    further, changed = Facts(facts, beyond=True), []
+    for statement, verdict in verdicts.items():
+        trained = set(statement.experiments) & set(_content()["readings"])
+        if trained and not (statement.why or statement.beyond):
+            other = verdict_of(statement, further)
+            if (other.standing, other.measured) != (verdict.standing, verdict.measured):
+                changed.append((statement, verdict, other))
+    return changed
 
 
 Beyond: TypeAlias = tuple[Statement, ClaimVerdict, ClaimVerdict]
@@ -236,47 +254,22 @@ def configurations(
     """Complete configurations, each fixed for all claims: the claims, and a row of verdicts each.
 
     A configuration has a reading of DiffSketch for each experiment. Where it was not run the
-    verdict is "not measured".
+    verdict is "not measured"; where an experiment is left out, the claim is judged by its
+    `beyond_pairs`.
     """
-    content = _content()
-    judged_by = {one.name: one for one in statements()}
-    columns = [judged_by[name] for name in content["configured"]]
-    rows = []
-    for each in content["configuration"]:
-        readings = {name: [reading] for name, reading in each["readings"].items()}
-        chosen = Facts(facts, readings, beyond=bool(each.get("beyond")))
-        found = []
-        for column in columns:
-            pairs = each.get("pairs", {}).get(column.name)
-            statement = column
-            if pairs is not None:
-                values = {**column.values, "pairs": pairs, "beyond_pairs": []}
-                statement = replace(column, values=values, experiments=(pairs[0][0],))
-            found.append(verdict_of(statement, chosen))
-        rows.append((each["name"], found))
+    content, rows = _content(), []
+    by_name = {statement.name: statement for statement in statements()}
+    columns = [by_name[name] for name in content["configured"]]
+    for configuration in content["configuration"]:
+        readings = {name: [reading] for name, reading in configuration["readings"].items()}
+        verdicts = []
+        for statement in columns:
+            values = statement.values
+            if "beyond_pairs" in values and statement.experiments[0] not in readings:
+                values = {**values, "pairs": values["beyond_pairs"]}
+            verdicts.append(verdict_of(replace(statement, values=values), Facts(facts, readings)))
+        rows.append((configuration["name"], verdicts))
     return columns, rows
-
-
-def _rule(statement: Statement) -> Callable[[Statement, Facts], Cases | Graded] | None:
-    """The function that judges a claim; None if conditions do, or nothing."""
-    name = (statement.rule or statement.name).replace("-", "_")
-    for module in () if statement.hits else (rules, calculations):
-        found = vars(module).get(name)
-        if getattr(found, "__module__", "") == module.__name__:
-            return found
-    return None
-
-
-def _by_conditions(statement: Statement, facts: Facts) -> Graded:
-    """Grade a claim by the conditions that are written beside it."""
-    read = {name: facts.number(*place.split(" ", 1)) for name, place in statement.read.items()}
-    known, found = {**statement.values, **read}, []
-    for condition in statement.hits:
-        value = known[condition["fact"]]
-        value -= known[condition["less"]] if "less" in condition else 0.0
-        (limit,) = [name for name in condition if name in _LIMITS]
-        found.append(bool(_LIMITS[limit](value, condition[limit])))
-    return [], found, read
 
 
 # --- the claims, by figure -------------------------------------------------------------------
@@ -288,47 +281,39 @@ def _content() -> dict[str, Any]:
     text = resources.files("paper").joinpath("claims.toml").read_text("utf-8")
     data = tomllib.loads(text)
     data["claim"] = tuple(Statement(**each) for each in data["claim"])
-    data.setdefault("configuration", [])
-    known = {one.name for one in data["claim"]} | {"", *_ASIDES}
-    for one in data["claim"]:
-        judged_by = bool(one.hits) or _rule(one) is not None
-        if one.aside not in known or judged_by is bool(one.why):
-            raise DataError(
-                f"claims.toml: {one.name} must be an aside of those that the file has, and have "
-                f"either a rule or a reason why nothing measures it"
-            )
     return data
-
-
-_ASIDES = {
-    "slip": "slips of the text",
-    "disclaimer": "claims taken back by a footnote",
-    "setup": "facts of the setup",
-}
-_REPEATS = "repetitions of another claim"
 
 
 def statements() -> tuple[Statement, ...]:
     """The claims, in the order of the file."""
-    found: tuple[Statement, ...] = _content()["claim"]
-    return found
+    claims: tuple[Statement, ...] = _content()["claim"]
+    return claims
 
 
 def count_standings(verdicts: Verdicts, kind: str | None = None) -> dict[str, int]:
     """Count the distinct claims (of a kind) by standing: those that some have, in their order."""
     counts = Counter(
         verdict.standing
-        for one, verdict in verdicts.items()
-        if not one.aside and kind in (None, one.kind)
+        for claim, verdict in verdicts.items()
+        if not claim.aside and kind in (None, claim.kind)
     )
     return {standing.value: counts[standing] for standing in Standing if counts[standing]}
 
 
-_KINDS = {
-    "headline": "Of the {} claims of title, abstract and captions",
-    "": "Of {} further claims",
-    "textbook": "Of {} textbook facts and definitions",
-}
+def counts_text(counts: Mapping[str, int]) -> str:
+    """The counts of claims by standing, as a text.
+
+    >>> counts_text({"holds": 2, "fails": 1, "not measured": 1})
+    '2 hold, 1 fails, 1 is not measured'
+    """
+    several = {"holds": "hold", "holds in part": "hold in part", "fails": "fail"}
+    parts = []
+    for name, count in counts.items():
+        verb = name if count == 1 else several.get(name, name)
+        if name not in several:
+            verb = f"{'is' if count == 1 else 'are'} {name}"
+        parts.append(f"{count} {verb}")
+    return ", ".join(parts)
 
 
 def summary_text(verdicts: Verdicts) -> str:
@@ -338,14 +323,13 @@ def summary_text(verdicts: Verdicts) -> str:
     >>> summary_text(verdicts).partition(". ")[0]
     'Of the 17 claims of title, abstract and captions: 17 hold'
     """
-    words = {"holds": "hold", "holds in part": "hold in part", "fails": "fail"}
     sentences = []
-    for kind, text in _KINDS.items():
+    for kind, text in _content()["kinds"].items():
         counts = count_standings(verdicts, kind)
-        parts = [f"{count} {words.get(name, f'are {name}')}" for name, count in counts.items()]
-        sentences.append(f"{text.format(sum(counts.values()))}: {', '.join(parts)}.")
-    apart = Counter(_ASIDES.get(one.aside, _REPEATS) for one in verdicts if one.aside)
-    kinds = [f"{kind} {apart[kind]}" for kind in (*_ASIDES.values(), _REPEATS) if apart[kind]]
+        sentences.append(f"{text.format(sum(counts.values()))}: {counts_text(counts)}.")
+    asides = _content()["asides"]
+    apart = Counter(asides.get(claim.aside, asides["other"]) for claim in verdicts if claim.aside)
+    kinds = [f"{kind} {apart[kind]}" for kind in asides.values() if apart[kind]]
     return f"{' '.join(sentences)} Counted apart: {', '.join(kinds)}."
 
 
@@ -354,28 +338,19 @@ def panels_note() -> str:
     return str(_content()["panels"])
 
 
-class _Read(dict[str, float]):
-    """Numbers that are read when a text asks for them."""
-
-    def __init__(self, facts: Facts, places: Mapping[str, str]) -> None:
-        super().__init__()
-        self._facts, self._places = facts, places
-
-    def __missing__(self, name: str) -> float:
-        return self._facts.number(*self._places[name].split(" ", 1))
-
-
 def figure_row(name: str, facts: Mapping[str, Mapping[str, Fact]]) -> dict[str, str]:
     """The outcome of a figure in one row: what we find, and what is proven instead.
 
     A text whose numbers were not measured is "not measured".
     """
-    asked, given = Facts(facts, _content()["readings"]), _content()["figure"].get(name, {})
-    known, found = _Read(asked, given.get("read", {})), {}
+    counted, row = Facts(facts, _content()["readings"]), _content()["figure"].get(name, {})
+    outcome = {}
     for column in ("letter", "proven"):
-        text = given.get(column, "")
+        text = row.get(column, "")
+        asked = {field for _, field, _, _ in string.Formatter().parse(text) if field}
         try:
-            found[column] = _format(text, (), known)
+            numbers = counted.read({number: row["read"][number] for number in asked})
+            outcome[column] = _format(text, (), numbers)
         except MissingFactError:
-            found[column] = str(Standing.NOT_MEASURED)
-    return found
+            outcome[column] = str(Standing.NOT_MEASURED)
+    return outcome

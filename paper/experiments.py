@@ -7,8 +7,7 @@ Keys of a file; all but those marked are required:
 * `seeds`: how many, from 0 on; 5 if not given.
 * `[paper]` (optional): the paper's values, text by name; "not given" where it has none.
 * `[[deviation]]` (any number): `what` is done otherwise, and `why`.
-* `[common]` (optional): settings of `diffsketch run` for every `[[run]]`. As in the files of
-  `diffsketch compare`, settings of methods (such as `rows`) go to the methods that have them.
+* `[common]` (optional): settings of `diffsketch run` for every `[[run]]` that has not its own.
 * `[[run]]` (any number): `name` for the legend, `panels` (the plots that it is drawn in; a list of
   one at least), `seeds` (the file's if not given), `group` ("paper" if not given, "proven" or
   "ablation"), `reading` (in which way the method was run, if not as the others of its name), and
@@ -19,33 +18,27 @@ Keys of a file; all but those marked are required:
 * `[[measure]]` (any number): `name`, used once; `kind`, one of `MEASUREMENTS`; `seeds` (the file's
   if not given); `settings` (a table, empty if not given), which the measurement checks itself.
 * `[options]` (optional): for the drawing.
-* `[quick]` (optional): what `--quick` replaces.
-
-  * `seeds`: instead of the file's, and the most that any `[[measure]]` has.
-  * `common`: a table of settings of `diffsketch run`, instead of those of `[common]` and of the
-    `[[run]]`s that have the same keys.
-  * `measure`: a table, instead of the same keys in the `settings` of every `[[measure]]` that has
-    them; one at least has to.
-  * `panels`: only the `[[run]]`s in these panels are run, and drawn only there.
 
 There is a `[[run]]` or a `[[measure]]` at least. Settings of runs are completed with what their
-task and method have, so that the same run is found to be the same in two files.
+task and method have, so that the same run is found to be the same in two files. `--quick` takes one
+seed, and a tenth of the rounds and trials.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
@@ -63,50 +56,47 @@ RUN = "run"
 """The kind of a training run; all other kinds of jobs are measurements."""
 
 # Functions by name, imported when they are used: `--list` needs neither PyTorch nor pictures.
-_HERE = "paper"
 FIGURES = {
-    "curves": f"{_HERE}.figures_trained:draw_curves",
-    "choices": f"{_HERE}.figures_trained:draw_choices",
-    "accuracy-compression": f"{_HERE}.figures_trained:draw_compression",
-    "correction": f"{_HERE}.figures_trained:draw_correction",
-    "privacy-communication": f"{_HERE}.figures_private:draw_privacy_communication",
-    "local-epsilon": f"{_HERE}.figures_private:draw_local_epsilon",
-    "audit": f"{_HERE}.figures_private:draw_audits",
-    "successors": f"{_HERE}.successors:draw_successors",
-    "distributions": f"{_HERE}.figures:draw_distributions",
-    "free": f"{_HERE}.free:draw_free",
-    "datasets": f"{_HERE}.figures:draw_datasets",
-    "cpsgd-parameters": f"{_HERE}.figures:draw_cpsgd",
-    "convergence": f"{_HERE}.figures:draw_convergence",
-    "scope": f"{_HERE}.scope:draw_scope",
+    "curves": "paper.figures_trained:draw_trained",
+    "choices": "paper.figures_trained:draw_trained",
+    "accuracy-compression": "paper.figures_trained:draw_trained",
+    "correction": "paper.figures_trained:draw_trained",
+    "privacy-communication": "paper.figures_private:draw_claims",
+    "local-epsilon": "paper.figures_private:draw_claims",
+    "audit": "paper.figures_private:draw_audits",
+    "successors": "paper.successors:draw_successors",
+    "distributions": "paper.figures_measured:draw_distributions",
+    "free": "paper.free:draw_free",
+    "datasets": "paper.figures_measured:draw_datasets",
+    "cpsgd-parameters": "paper.figures_measured:draw_cpsgd",
+    "convergence": "paper.figures_measured:draw_convergence",
 }
 MEASUREMENTS = {
-    "distributions": f"{_HERE}.measurements:measure_distributions",
-    "local-epsilon": f"{_HERE}.measurements:measure_local_epsilon",
-    "datasets": f"{_HERE}.measurements:measure_datasets",
-    "cpsgd-parameters": f"{_HERE}.measurements:measure_cpsgd",
-    "convergence": f"{_HERE}.measurements:measure_convergence",
-    "masks": f"{_HERE}.measurements:measure_masks",
-    "audit": f"{_HERE}.audits:measure_audit",
-    "scope": f"{_HERE}.scope:measure_scope",
-    "successor": f"{_HERE}.successors:measure_successor",
+    "distributions": "paper.measurements:measure_distributions",
+    "local-epsilon": "paper.measurements:measure_local_epsilon",
+    "datasets": "paper.measurements:measure_datasets",
+    "cpsgd-parameters": "paper.measurements:measure_cpsgd",
+    "convergence": "paper.measurements:measure_convergence",
+    "masks": "paper.measurements:measure_masks",
+    "audit": "paper.audits:measure_audit",
+    "successor": "paper.audits:measure_audit",
 }
 _ORDER = (
     "cpsgd", "mnist", "choices", "shakespeare", "accuracy-compression", "privacy-communication",
     "gradients", "updates", "local-epsilon", "datasets", "cpsgd-parameters", "convergence",
-    "correction", "audit", "scope", "successors", "free",
+    "correction", "audit", "successors", "free",
 )  # fmt: skip  # that of the paper, then what it does not have
 
 
-def _known_in(functions: Mapping[str, str]) -> Callable[[str], str]:
+def _name_in(functions: Mapping[str, str]) -> Callable[[str], str]:
     """A check that a name is one of these."""
 
-    def known(name: str) -> str:
+    def checked(name: str) -> str:
         if name not in functions:
             raise ValueError(f"must be one of {', '.join(functions)}")
         return name
 
-    return known
+    return checked
 
 
 _STRICT = ConfigDict(extra="forbid", populate_by_name=True)
@@ -191,19 +181,9 @@ class Measurement:
     """Something measured that is no training run."""
 
     name: _Text  # within the experiment
-    kind: Annotated[str, AfterValidator(_known_in(MEASUREMENTS))]
+    kind: Annotated[str, AfterValidator(_name_in(MEASUREMENTS))]
     settings: _Settings = Field(default_factory=dict)  # without the seed
     seeds: _Count | None = None  # how many; the experiment's number if None
-
-
-@dataclass(frozen=True, config=_STRICT)
-class Quick:
-    """The `[quick]` table of a settings file."""
-
-    seeds: _Count | None = None
-    common: _Settings = Field(default_factory=dict)
-    measure: _Settings = Field(default_factory=dict)
-    panels: tuple[_Text, ...] = ()
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -214,7 +194,7 @@ class Experiment:
     title: _Text
     place: _Text
     says: _Text
-    drawing: Annotated[str, AfterValidator(_known_in(FIGURES))]
+    drawing: Annotated[str, AfterValidator(_name_in(FIGURES))]
     paper: Mapping[str, _Text] = Field(default_factory=dict)
     deviations: tuple[Deviation, ...] = Field(default=(), validation_alias="deviation")
     seeds: _Count = 5
@@ -222,8 +202,6 @@ class Experiment:
     measurements: tuple[Measurement, ...] = Field(default=(), validation_alias="measure")
     panels: Mapping[str, PanelFields] = Field(default_factory=dict, validation_alias="panel")
     options: _Settings = Field(default_factory=dict)
-    common: _Settings = Field(default_factory=dict)
-    quick: Quick = Field(default_factory=Quick)
     reduced: bool = False
 
     def jobs_of(self, part: Variant | Measurement) -> tuple[Job, ...]:
@@ -243,6 +221,8 @@ class Experiment:
         return tuple(dict.fromkeys(job for _, job in self.named_jobs))
 
 
+_Part = TypeVar("_Part", Variant, Measurement)
+
 Lacking = tuple[str, int, int]
 """A run (with its panels) or a measurement, and how many seeds of how many it has."""
 
@@ -254,19 +234,23 @@ def present(experiment: Experiment, results: Results) -> tuple[Experiment, tuple
     """
     lacking: list[Lacking] = []
 
-    def kept(parts: Iterable[Any]) -> tuple[Any, ...]:
-        some = []
+    def measured(parts: Iterable[_Part]) -> Iterator[_Part]:
         for part in parts:
             jobs = experiment.jobs_of(part)
-            count = next((i for i, job in enumerate(jobs) if job not in results), len(jobs))
+            count = len(list(itertools.takewhile(results.__contains__, jobs)))
             if count < len(jobs):
-                places = f" ({'; '.join(part.panels)})" if part.kind == RUN else ""
+                places = f" ({'; '.join(part.panels)})" if isinstance(part, Variant) else ""
                 lacking.append((f"{part.name}{places}", count, len(jobs)))
-            some += [replace(part, seeds=count)] if count else []
-        return tuple(some)
+            if count:
+                yield replace(part, seeds=count)
 
-    variants, measurements = kept(experiment.variants), kept(experiment.measurements)
-    return replace(experiment, variants=variants, measurements=measurements), tuple(lacking)
+    variants = tuple(measured(experiment.variants))
+    measurements = tuple(measured(experiment.measurements))
+    parts: tuple[Variant | Measurement, ...] = (*variants, *measurements)
+    most = max((part.seeds or 0 for part in parts), default=0)
+    seeds = min(most, experiment.seeds) or experiment.seeds
+    recorded = replace(experiment, variants=variants, measurements=measurements, seeds=seeds)
+    return recorded, tuple(lacking)
 
 
 def function_of(place: str) -> Callable[..., Any]:
@@ -276,32 +260,31 @@ def function_of(place: str) -> Callable[..., Any]:
     '[1]'
     """
     module, _, name = place.partition(":")
-    found: Callable[..., Any] = getattr(import_module(module), name)
-    return found
+    function: Callable[..., Any] = getattr(import_module(module), name)
+    return function
 
 
 def names(folder: Path = SETTINGS) -> tuple[str, ...]:
     """The names of all experiments, in the paper's order; others come last."""
-    found = sorted(path.stem for path in folder.glob("*.toml"))
-    return (*(one for one in _ORDER if one in found), *(one for one in found if one not in _ORDER))
+    order = {name: place for place, name in enumerate(_ORDER)}
+    stems = sorted(path.stem for path in folder.glob("*.toml"))
+    return tuple(sorted(stems, key=lambda stem: order.get(stem, len(order))))
 
 
-def name_of_experiment(given: str, folder: Path = SETTINGS) -> str:
+def name_of_experiment(name: str, folder: Path = SETTINGS) -> str:
     """The experiment that a user means: by its name, or by its place, as "Figure 3" or "figure3".
 
     >>> name_of_experiment("figure3"), name_of_experiment("Table 1"), name_of_experiment("mnist")
     ('mnist', 'cpsgd-parameters', 'mnist')
     """
-    known = names(folder)
-    if given in known:
-        return given
-    for name in known:
-        place = str(read_toml(folder / f"{name}.toml").get("place"))
-        if place.replace(" ", "").lower() == given.replace(" ", "").lower():
-            return name
-    hint = nearest(given, known, see="python -m paper --list")
+    stems, wanted = names(folder), name.replace(" ", "").lower()
+    for stem in stems:
+        place = str(read_toml(folder / f"{stem}.toml").get("place"))
+        if name == stem or wanted == place.replace(" ", "").lower():
+            return stem
+    hint = nearest(name, stems, see="python -m paper --list")
     raise ArgumentError(
-        f"name must be that of an experiment, or of its figure, got name={given!r}; {hint}"
+        f"name must be that of an experiment, or of its figure, got {name=!r}; {hint}"
     )
 
 
@@ -315,16 +298,15 @@ def load(name: str, *, reduced: bool, folder: Path = SETTINGS, complete: bool = 
     another type is an error; all files of the package load.
     """
     path = folder / f"{name}.toml"
-    found = _read(path)
-    found = _less(found) if reduced else found
-    variants = [replace(one, settings={**found.common, **one.settings}) for one in found.variants]
-    if complete and variants:
-        variants = _complete(found, path)
-    if reduced and (kept := found.quick.panels):
-        panels = [tuple(panel for panel in one.panels if panel in kept) for one in variants]
-        both = zip(variants, panels, strict=True)
-        variants = [replace(one, panels=some) for one, some in both if some]
-    return replace(found, variants=tuple(variants))
+    experiment = _read(path)
+    variants, measurements = list(experiment.variants), list(experiment.measurements)
+    if complete:
+        variants = [_completed(variant, path) for variant in variants]
+    if reduced:
+        variants = [_less(variant) for variant in variants]
+        measurements = [_less(measurement) for measurement in measurements]
+        experiment = replace(experiment, seeds=1, reduced=True)
+    return replace(experiment, variants=tuple(variants), measurements=tuple(measurements))
 
 
 _OF_RUNS = ("name", "panels", "group", "reading", "seeds")
@@ -333,31 +315,25 @@ _OF_RUNS = ("name", "panels", "group", "reading", "seeds")
 def _read(path: Path) -> Experiment:
     """The file, with all values of their types."""
     table = read_toml(path)
-    runs = []
-    for number, run in enumerate(table.get("run", ()), start=1):
-        own = {key: run[key] for key in _OF_RUNS if key in run}
-        settings = {key: value for key, value in run.items() if key not in own}
-        runs.append({**own, "settings": _settings_of(settings, f"{path}: [[run]] {number}:")})
-    table |= {"name": path.stem, "run": runs}
-    table["common"] = _settings_of(table.get("common", {}), f"{path}: [common]:")
+    common, runs = table.pop("common", {}), table.get("run", ())
+    for number, run in enumerate(runs, start=1):
+        where = f"{path}: [[run]] {number}:"
+        settings = {**common, **{key: run.pop(key) for key in [*run] if key not in _OF_RUNS}}
+        if "seed" in settings:
+            text = "seed must not be given, since there are as many as seeds says"
+            raise DataError(f"{where} {text}, got seed={settings['seed']!r}")
+        run["settings"] = checked_table(settings, where)
     try:
-        found = TypeAdapter(Experiment).validate_python(table)
+        experiment = TypeAdapter(Experiment).validate_python({**table, "name": path.stem})
     except ValidationError as error:
         raise DataError(f"{path}: {mistake_text(error)}") from error
     # Two of the same name would be one: of their facts, the last would be the only ones.
-    named = [*((panel, one.name) for one in found.variants for panel in one.panels),
-             *(("[[measure]]", one.name) for one in found.measurements)]  # fmt: skip
-    for (place, name), count in Counter(named).items():
+    panels = [(panel, run.name) for run in experiment.variants for panel in run.panels]
+    measured = [("[[measure]]", item.name) for item in experiment.measurements]
+    for (place, name), count in Counter([*panels, *measured]).items():
         if count > 1:
             raise DataError(f"{path}: name must differ, got {name=!r} twice in {place!r}")
-    return found
-
-
-def _settings_of(table: Mapping[str, Any], where: str) -> dict[str, Value]:
-    if "seed" in table:
-        text = "seed must not be given, since there are as many as seeds says"
-        raise DataError(f"{where} {text}, got seed={table['seed']!r}")
-    return checked_table(table, where)
+    return experiment
 
 
 def mistake_text(error: ValidationError) -> str:
@@ -372,60 +348,31 @@ def mistake_text(error: ValidationError) -> str:
     return f"{place} {condition}, got {first['input']!r}"
 
 
-def _less(full: Experiment) -> Experiment:
-    """The experiment as `--quick` has it.
-
-    Runs that are left out keep their panels until settings are completed: common settings may be
-    theirs alone.
-    """
-    quick, seeds = full.quick, full.quick.seeds or full.seeds
-
-    def replaced(settings: Mapping[str, Any], instead: Mapping[str, Any]) -> dict[str, Any]:
-        return {key: instead.get(key, value) for key, value in settings.items()}
-
-    return replace(
-        full,
-        seeds=seeds,
-        common={**full.common, **quick.common},
-        variants=tuple(
-            replace(one, settings=replaced(one.settings, quick.common), seeds=None)
-            for one in full.variants
-        ),
-        measurements=tuple(
-            replace(one, settings=replaced(one.settings, quick.measure),
-                    seeds=one.seeds and min(one.seeds, seeds))
-            for one in full.measurements
-        ),
-        reduced=True,
-    )  # fmt: skip
+_FEWER = 10  # times fewer rounds and trials in a reduced run
+_FEWEST = {"rounds": 2, "fedavg_rounds": 2, "evaluate_every": 1, "trials": 2000}
 
 
-def _complete(experiment: Experiment, path: Path) -> list[Variant]:
-    """The variants with the common settings, and with what the task and the method have."""
+def _less(part: _Part) -> _Part:
+    """A variant or a measurement as `--quick` has it."""
+    fewer = {key: max(part.settings[key] // _FEWER, least)
+             for key, least in _FEWEST.items() if part.settings.get(key)}  # fmt: skip
+    return replace(part, settings={**part.settings, **fewer}, seeds=None)
+
+
+def _completed(variant: Variant, path: Path) -> Variant:
+    """The variant with all that its task and method have."""
     import paper.readings
-    import paper.repaired
-    import paper.rotated  # noqa: F401 - all register methods; PyTorch comes with them
+    import paper.repaired  # noqa: F401 - both register methods; PyTorch comes with them
     from diffsketch.app.build import settings_of_methods
-    from diffsketch.app.compare import config_of, contenders_of
+    from diffsketch.app.compare import config_of
 
-    fields_of = settings_of_methods()
-    # By number: in different panels there may be the same names.
-    each = [(str(index), one.settings) for index, one in enumerate(experiment.variants)]
     try:
-        contenders = contenders_of(experiment.common, each, fields_of=fields_of)
+        config = config_of(variant.settings, 0)
+        whole = with_task_defaults(config, fields=settings_of_methods()[config.method])
     except DiffSketchError as error:
-        raise DataError(f"{path}: [common]: {error}") from error
-    found = []
-    for variant, (index, own) in zip(experiment.variants, contenders.items(), strict=True):
-        try:
-            config = config_of(own, 0)
-            whole = with_task_defaults(config, fields=fields_of[config.method])
-        except DiffSketchError as error:
-            where = f"{path}: [[run]] {int(index) + 1} ({variant.name})"
-            raise DataError(f"{where}: {error}") from error
-        kept = {key: value for key, value in whole if value is not None and key != "seed"}
-        found.append(replace(variant, settings=kept))
-    return found
+        raise DataError(f"{path}: [[run]] {variant.name!r}: {error}") from error
+    kept = {key: value for key, value in whole if value is not None and key != "seed"}
+    return replace(variant, settings=kept)
 
 
 # How long jobs take, roughly: for their order, for the time that is left, and for `--list`.
@@ -433,34 +380,41 @@ def _complete(experiment: Experiment, path: Path) -> list[Variant]:
 _BEGIN = 0.3  # seconds of any job: data, model, files
 _PROCESS = 4.0  # seconds of a process: imports
 _MEASUREMENT = 2.0  # seconds of one that trains nothing
-_DEVICE = {"mnist": 0.04, "mnist-devices": 0.04, "shakespeare": 400.0}  # milliseconds of a round
-_EVALUATION = {"mnist": 10.0, "mnist-devices": 10.0, "shakespeare": 750.0}
-_MESSAGE = {"none": 0.0, "sketch": 0.02, "cpsgd": 0.5, "skellam": 0.7, "gaussian": 0.7}
-_OTHERS = 0.1  # milliseconds of a message of other methods
-_CORRECTION = 0.3
-_PADDED, _CELLS, _POWER = 0.4, 154, 1.4  # milliseconds of a message of so many cells, and of more
+_DEVICE = {"mnist": 0.03, "mnist-devices": 0.03, "shakespeare": 180.0}  # milliseconds of a round
+_EVALUATION = {"mnist": 10.0, "mnist-devices": 10.0, "shakespeare": 300.0}
+_MESSAGE = {"none": 0.0, "sketch": 0.02, "cpsgd": 0.3, "skellam": 0.6, "diffsketch-proven": 0.9}
+_OTHERS = 0.08  # milliseconds of a message of other methods
+_CORRECTION = 0.15
+_NUMBER, _NUMBERS = 5e-7, 0.8  # milliseconds of an appended number, and of all of them at most
+_LEAST = 500_000  # numbers of the least padding at epsilon 1
+_FACTOR, _CELLS, _POWER = 42.0, 1300, 2.8  # milliseconds of the factor of so many cells' noise
 
 
 def seconds_of(job: Job) -> float:
     """Estimate the seconds of one core that a job takes.
 
     >>> round(seconds_of(Job("run", {"task": "mnist", "method": "none", "rounds": 1000}, 0)), 2)
-    0.82
+    0.72
     """
     if job.kind not in (RUN, "masks", "distributions", "local-epsilon"):
         return _BEGIN + _MEASUREMENT
     task = str(job.settings.get("task", "mnist"))
-    given: dict[str, Any] = {"task": task, **TASK_DEFAULTS[task], **job.settings}
-    rounds = given.get("fedavg_rounds", given["rounds"])
-    workers = given["workers"] if given["algorithm"] == "sgd" else given["cohort"]
-    message = _MESSAGE.get(given.get("method", "diffsketch"), _OTHERS)
-    if given.get("correction", "off") != "off":
+    run: dict[str, Any] = {"task": task, **TASK_DEFAULTS[task], **job.settings}
+    rounds = run.get("fedavg_rounds", run["rounds"])
+    workers = run["workers"] if run["algorithm"] == "sgd" else run["cohort"]
+    message = _MESSAGE.get(run.get("method", "diffsketch"), _OTHERS)
+    if run.get("correction", "off") != "off":
         message += _CORRECTION
-    if given.get("padding"):
-        message += _PADDED * (given["rows"] * given["cols"] / _CELLS) ** _POWER
+    if numbers := run.get("padding"):
+        factor = _FACTOR * (run["rows"] * run["cols"] / _CELLS) ** _POWER
+        if run.get("appended") == "least":  # each message another length, with its own factor
+            numbers = min(numbers, _LEAST / run["per_round"])
+        else:
+            factor /= workers
+        message += min(_NUMBER * numbers, _NUMBERS) + factor
     total = rounds * workers * (_DEVICE[task] + message)
     if job.kind in (RUN, "masks"):  # the others look at vectors, and evaluate nothing
-        total += (2 + rounds / given["evaluate_every"]) * _EVALUATION[task]
+        total += (2 + rounds / run["evaluate_every"]) * _EVALUATION[task]
     return float(_BEGIN + total / 1000)
 
 
@@ -483,24 +437,16 @@ def minutes_text(seconds: float) -> str:
 
 def listing(processes: int, folder: Path = SETTINGS) -> tuple[Table | str, ...]:
     """A table of all experiments with rough times for so many processes, and how to read it."""
-    table = Table(title="Experiments", title_justify="left", pad_edge=False)
-    table.add_column("name", no_wrap=True)
-    table.add_column("what it is")
-    for heading in ("jobs", "time", "--quick"):
-        table.add_column(heading, justify="right", no_wrap=True)
-
-    def row(name: str, text: str, *jobs: Iterable[Job]) -> None:
-        times = [minutes_text(wall_seconds(some, processes)) for some in jobs]
-        table.add_row(name, text, str(len(list(jobs[0]))), *times)
-
-    every: tuple[set[Job], set[Job]] = (set(), set())
+    table = Table("name", "what it is", title="Experiments", title_justify="left")
+    table.add_column("time", justify="right", no_wrap=True)
+    every = set[Job]()
     for name in names(folder):
-        both = [load(name, reduced=less, folder=folder, complete=False) for less in (False, True)]
-        row(name, f"{both[0].title} ({both[0].place})", both[0].jobs, both[1].jobs)
-        for all_of_them, one in zip(every, both, strict=True):
-            all_of_them.update(one.jobs)
-    if every[0]:
-        table.add_section()
-        row("all", "each job once", *every)
+        experiment = load(name, reduced=False, folder=folder, complete=False)
+        time = minutes_text(wall_seconds(experiment.jobs, processes))
+        table.add_row(name, f"{experiment.title} ({experiment.place})", time)
+        every.update(experiment.jobs)
+    table.add_section()
+    time = minutes_text(wall_seconds(every, processes))
+    table.add_row("all", f"each of {len(every):,} jobs once", time)
     with_processes = "1 process" if processes == 1 else f"{processes} processes"
     return table, f"Times are rough, with {with_processes} on cores of a server."

@@ -10,7 +10,7 @@ settings, and mean nothing by them: a panel's epsilon and compression are facts 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -26,7 +26,7 @@ CHANCE = 0.05
 
 @dataclass(frozen=True, eq=False)
 class Statement:
-    """A claim of the paper, as `claims.toml` has it."""
+    """A claim of the paper, as `claims.toml` has it; the file says what each field is for."""
 
     name: str  # unique
     label: str  # a few words, for the scoreboard
@@ -36,23 +36,34 @@ class Statement:
     aside: str = ""  # counted apart: "slip", "disclaimer", "setup", or the claim that it repeats
     kind: str = ""  # "headline": of the abstract or a caption; "textbook": known before the paper
     experiments: Sequence[str] = ()  # whose facts its rule reads
-    rule: str = ""  # the name of its rule; its own name if empty
-    requires: str = ""  # what the rule asks for, in place of the rule's own words
-    values: Mapping[str, Any] = field(default_factory=dict)
     why: str = ""  # nothing measures it; empty if something does
+    beyond: bool = False  # about what the paper does not show: all panels and readings count
+    rule: str = "rows"  # the function of `rules` that gives its cases
+    requires: str = ""  # what it takes to hold, in a sentence
+    values: Mapping[str, Any] = field(default_factory=dict)  # thresholds, and what the rule takes
+    rows: Sequence[Mapping[str, Any]] = ({},)  # its cases, where they are written down
     read: Mapping[str, str] = field(default_factory=dict)  # facts by name: "experiment fact"
-    hits: Sequence[Mapping[str, Any]] = ()  # conditions on them, in place of a rule
+    numbers: Mapping[str, str] = field(default_factory=dict)  # calculated for each case
+    holds: Sequence[str] = ()  # conditions on a case
+    partly: str = ""  # a condition that makes it hold in part if some case meets it
+    by: str = "case"  # what is counted: cases, or each "condition" over all cases
+    least: int = 1  # how many of them make it hold in part
+    any: bool = False  # whether a single one makes it hold
     measured: str = ""
     case: str = ""  # one case of those in `measured`
     part: str = ""  # why it holds only in part; `{hits}` and `{total}` count the cases
     none: str = ""  # why it fails
-    unmeasured: str = ""  # why the rule finds nothing to judge it by
     missing: str = "..."  # the fact that is missing where there is no case
 
     @property
     def place(self) -> str:
         """The experiment that shows it; empty if none does."""
         return self.figure or "".join(self.experiments[:1])
+
+
+def as_number(fact: Fact) -> float | None:
+    """A fact as a number, None if it is none."""
+    return None if fact is None or isinstance(fact, str) else float(fact)
 
 
 class MissingFactError(DiffSketchError):
@@ -79,42 +90,31 @@ class Facts:
         """Whether a reading of DiffSketch counts."""
         return reading in self.readings.get(experiment, (reading,))
 
-    def get(self, experiment: str, name: str) -> Fact:
-        """A fact, None if it was measured that there is none."""
-        facts = self.by_experiment.get(experiment, {})
-        if name not in facts:
-            raise MissingFactError(experiment, name)
-        return facts[name]
-
     def number(self, experiment: str, name: str) -> float:
         """A fact that is a number."""
-        value = self.get(experiment, name)
-        if value is None or isinstance(value, str):
+        number = as_number(self.by_experiment.get(experiment, {}).get(name))
+        if number is None:
             raise MissingFactError(experiment, name)
-        return float(value)
+        return number
 
     def numbers(self, experiment: str, prefix: str) -> dict[str, float]:
         """All numbers whose names begin so, by the rest of their names; one at least."""
-        found = {
-            name.removeprefix(prefix): float(fact)
+        numbers = {
+            name.removeprefix(prefix): number
             for name, fact in self.by_experiment.get(experiment, {}).items()
-            if name.startswith(prefix) and fact is not None and not isinstance(fact, str)
+            if name.startswith(prefix) and (number := as_number(fact)) is not None
         }
-        if not found:
+        if not numbers:
             raise MissingFactError(experiment, f"{prefix}...")
-        return found
+        return numbers
 
-    def __getitem__(self, experiment: str) -> str:
-        """The number of seeds of an experiment, as a sentence: `{seeds[mnist]}` in a text."""
-        count = int(self.number(experiment, "seeds"))
-        return "One seed." if count == 1 else f"{count} seeds."
+    def read(self, places: Mapping[str, str]) -> dict[str, float]:
+        """Numbers by name, each from its place: "experiment fact"."""
+        return {name: self.number(*place.split(" ", 1)) for name, place in places.items()}
 
 
-Case: TypeAlias = Mapping[str, Any]
-Cases: TypeAlias = Iterable[Case]
-"""The cases of a rule: each with whether it is a `hit`, and with fields for the texts."""
-Graded: TypeAlias = tuple[Cases, Sequence[bool | None] | None, Mapping[str, Any]]
-"""Cases, what is graded in their place (None if the claim is not measured), and further fields."""
+Case: TypeAlias = dict[str, Any]
+"""Fields of one thing that a rule judges; `hit` is the outcome of a test, None if undecided."""
 
 
 def percent(share: float) -> str:
@@ -138,15 +138,14 @@ def times(ratio: float) -> str:
     return f"{ratio:,.0f}x" if ratio >= 10 else f"{ratio:.2g}x"
 
 
-def meaning(basis: Basis, scope: Scope = COORDINATE, *, rounds: int = 1, delta: float = 0.0) -> str:
-    """Say what an epsilon is worth, to stand behind one or several.
+def meaning(basis: Basis, scope: Scope = COORDINATE, *, delta: float = 0.0) -> str:
+    """Say what an epsilon of one round is worth, to stand behind one or several.
 
     >>> meaning(Basis.CLAIMED)
     '(claimed; coordinate unit, replace, local trust; one round)'
     """
-    span = "one round" if rounds == 1 else f"{rounds:,} rounds"
     at = f"; delta = {delta:g}" if delta else ""
-    return f"({basis}; {scope}; {span}{at})"
+    return f"({basis}; {scope}; one round{at})"
 
 
 SPECS: dict[str, Callable[[float], str]] = {
@@ -192,23 +191,17 @@ class LineFacts:
     facts: Mapping[str, Fact]
 
     @property
-    def proven(self) -> bool:
-        """Whether it is no method of the paper, but one with a proof beside it."""
-        return self.facts.get("group") == "proven"
-
-    @property
     def reading(self) -> str:
         """In which way the method was run, such as "without padding"; empty for the usual one."""
         return str(self.facts.get("reading", ""))
 
     def reads(self, method: str) -> bool:
-        """Whether it is a reading of a method of the paper."""
-        return self.facts.get("method") == method and not self.proven
+        """Whether it is a reading of a method of the paper, and not one with a proof beside it."""
+        return self.facts.get("method") == method and self.facts.get("group") != "proven"
 
     def number(self, what: str) -> float | None:
         """A fact, None if there is no number."""
-        value = self.facts.get(what)
-        return None if value is None or isinstance(value, str) else float(value)
+        return as_number(self.facts.get(what))
 
     @property
     def accuracy(self) -> float | None:
@@ -228,43 +221,33 @@ class Panel:
 
     experiment: str  # the figure
     name: str  # as the settings have it
-    fields: Mapping[str, Fact]  # those of `PanelFields`
+    ratio: float | None  # the compression that it is about, as the paper counts it
+    epsilon: float | None  # and the epsilon
     lines: Mapping[str, LineFacts]  # by variant
     gaps: Mapping[str, Gap]  # differences between two of them, seed by seed, by `<ours> - <other>`
     seeds: int  # how many
+    choice: str = ""  # the reading that all of its lines have, if it is about one
 
     @property
-    def epsilon(self) -> float | None:
-        """The epsilon that it is about, as the paper counts it."""
-        return self._number("epsilon")
-
-    @property
-    def ratio(self) -> float | None:
-        """The compression that it is about, as the paper counts it."""
-        return self._number("ratio")
-
-    def _number(self, name: str) -> float | None:
-        value = self.fields.get(name)
-        return None if value is None else float(value)
+    def setting(self) -> tuple[float | None, float] | str:
+        """The compression and epsilon that it is about; its name if it is about none."""
+        return self.name if self.epsilon is None else (self.ratio, self.epsilon)
 
     def find(self, method: str, reading: str = "") -> str | None:
         """The name of the line of a method; None if it has none."""
         lines = self.lines.items()
         return next((n for n, o in lines if o.reads(method) and o.reading == reading), None)
 
-    def named(self, method: str) -> str:
-        """The name of the line of a method, which is there."""
-        name = self.find(method)
-        if name is None:
-            raise MissingFactError(self.experiment, f"method/{self.name}/{method}")
-        return name
-
     def gap(self, ours: str, other: str) -> Gap | None:
-        """The lead of `ours`; None unless the panel has both and both finished."""
-        if not {ours, other} <= set(self.lines):
+        """The lead of `ours`, by seed if runs share them; None unless both finished."""
+        first, second = self.lines[ours], self.lines[other]
+        if first.accuracy is None or second.accuracy is None:
             return None
-        unpaired = gap_of(self.lines[ours], self.lines[other], self.seeds)
-        return unpaired and self.gaps.get(f"{ours} - {other}", unpaired)
+        spreads = [line.number("spread") or 0.0 for line in (first, second)]
+        seeds = min(int(line.number("seeds") or self.seeds) for line in (first, second))
+        error = math.hypot(*spreads) / math.sqrt(seeds)
+        unpaired = Gap(first.accuracy - second.accuracy, error, seeds)
+        return self.gaps.get(f"{ours} - {other}", unpaired)
 
     def leads(self, upper: str, lower: str, least: float, *, tests: int = 1) -> bool | None:
         """Whether a line leads another by so much, clearly; None where it is too close to tell.
@@ -282,113 +265,59 @@ class Panel:
         That is the same reading of `other` where it was run, and else `other` itself; without
         compression, the reading that does best, whatever serves the sketch.
         """
-        whole = [name for name, line in self.lines.items() if line.reads(other)]
+        if ours == UNCOMPRESSED:
+            return [(whole, name) for name, whole in self.readings(other, ours)]
+        whole = [name for name, line in self.lines.items() if line.reads(UNCOMPRESSED)]
         most = max(whole, key=lambda name: self.lines[name].accuracy or 0.0, default=None)
-
-        def beside(reading: str) -> str | None:
-            if other == UNCOMPRESSED:
-                return most
+        pairs = []
+        for name, line in self.lines.items():
+            if not line.reads(ours):
+                continue
             # "with the least padding, server step 1" stands beside "server step 1".
-            alike = (self.find(other, each) for each in (reading, reading.partition(", ")[2], ""))
-            return next((name for name in alike if name is not None), None)
-
-        pairs = [(n, beside(line.reading)) for n, line in self.lines.items() if line.reads(ours)]
-        return [(name, theirs) for name, theirs in pairs if theirs is not None]
+            alike = (line.reading, line.reading.partition(", ")[2], "")
+            beside = [each for reading in alike if (each := self.find(other, reading))]
+            if other == UNCOMPRESSED:
+                beside = [most] if most else []
+            pairs += [(name, each) for each in beside if each != name][:1]
+        return pairs
 
     def lead(self, ours: str, other: str) -> float:
         """The difference of two accuracies, where a line that diverged is below all others."""
         mine, theirs = (self.lines[name].accuracy for name in (ours, other))
         return -2.0 if mine is None else mine - (-1.0 if theirs is None else theirs)
 
-    def best(self, ours: str, other: str) -> tuple[str, str] | None:
-        """The pair of readings with the largest lead; None if there is none."""
-        pairs = self.readings(ours, other)
-        return max(pairs, key=lambda pair: self.lead(*pair), default=None)
 
-    def compared(self, ours: str, other: str) -> Case:
-        """A case: the two lines and their difference."""
-        gap, line = self.gap(ours, other), self.lines[ours]
-        read = f" ({line.reading})" if line.reads(OURS) and line.reading else ""
-        return {
-            "experiment": self.experiment,
-            "panel": self.name,
-            "ours": f"{line}{read}",
-            "other": self.lines[other],
-            "gap": "" if gap is None else f", {gap}",
-        }
-
-
-def gap_of(first: LineFacts, second: LineFacts, seeds: int) -> Gap | None:
-    """The difference of two lines that were not paired by seed; None if one did not finish."""
-    if first.accuracy is None or second.accuracy is None:
-        return None
-    spreads = [line.number("spread") or 0.0 for line in (first, second)]
-    used = min(int(line.number("seeds") or seeds) for line in (first, second))
-    return Gap(first.accuracy - second.accuracy, math.hypot(*spreads) / math.sqrt(used), used)
-
-
-def panels_in(facts: Facts, experiment: str, *methods: str) -> list[Panel]:
-    """The panels of a training figure that have lines of all of these methods; one at least.
-
-    Panels and readings of DiffSketch that do not count are left out. Where the first of two methods
-    is DiffSketch, any of its readings will do.
-    """
-    seeds = int(facts.number(experiment, "seeds"))
+def panels_in(facts: Facts, experiment: str) -> list[Panel]:
+    """The panels of a training figure, and their lines, of those that count."""
+    seeds, known = int(facts.number(experiment, "seeds")), facts.by_experiment[experiment]
     lines: dict[str, dict[str, dict[str, Fact]]] = {}
-    pairs: dict[str, dict[str, Gap]] = {}
+    gaps: dict[str, dict[str, Gap]] = {}
     fields: dict[str, dict[str, Fact]] = {}
-    known = facts.by_experiment[experiment]
     for name, value in known.items():
         what, _, place = name.partition("/")
         panel, _, variant = place.partition("/")
         if what.startswith("panel-"):
             fields.setdefault(panel, {})[what.removeprefix("panel-")] = value
         elif what == "paired" and value is not None:
-            spread, count = (known.get(f"paired-{one}/{place}") for one in ("spread", "seeds"))
-            used = seeds if count is None else int(count)
-            error = 0.0 if spread is None else float(spread) / math.sqrt(used)
-            pairs.setdefault(panel, {})[variant] = Gap(float(value), error, used)
+            spread, count = (as_number(known.get(f"paired-{each}/{place}"))
+                             for each in ("spread", "seeds"))  # fmt: skip
+            used = int(count or seeds)
+            gap = Gap(float(value), (spread or 0.0) / math.sqrt(used), used)
+            gaps.setdefault(panel, {})[variant] = gap
         elif variant and f"method/{place}" in known:
             lines.setdefault(panel, {}).setdefault(variant, {})[what] = value
-    found = []
+    panels = []
     for name, variants in lines.items():
-        about = fields.get(name, {})
+        about, counted = fields.get(name, {}), dict[str, LineFacts]()
         if about.get("beyond") and not facts.beyond:
             continue
-        read = {variant: LineFacts(each) for variant, each in variants.items()}
-        kept = {
-            variant: line
-            for variant, line in read.items()
-            if not line.reads(OURS)
-            or facts.counts(experiment, str(about.get("choice") or line.reading))
-        }
-        panel_ = Panel(experiment, name, about, kept, pairs.get(name, {}), seeds)
-        compared = len(methods) == 2 and methods[0] == OURS
-        fits = panel_.best(*methods) if compared else all(map(panel_.find, methods))
-        found += [panel_] if fits else []
-    if not found:
-        raise MissingFactError(experiment, f"accuracy/.../{(*methods, 'line')[0]}")
-    return found
-
-
-@dataclass(frozen=True)
-class Compared:
-    """Panels and readings of a compression and an epsilon: the best of them counts."""
-
-    tried: tuple[tuple[Panel, tuple[str, str]], ...]
-
-    @property
-    def best(self) -> tuple[Panel, tuple[str, str]]:
-        """The panel and the pair of lines with the largest lead."""
-        return max(self.tried, key=lambda each: each[0].lead(*each[1]))
-
-
-def settings_in(facts: Facts, experiments: Iterable[str], ours: str, other: str) -> list[Compared]:
-    """Each compression and epsilon of an experiment, with all readings that count."""
-    groups: dict[Any, list[tuple[Panel, tuple[str, str]]]] = {}
-    for experiment in experiments:
-        for panel in panels_in(facts, experiment, ours, other):
-            about = panel.name if panel.epsilon is None else (panel.ratio, panel.epsilon)
-            some = groups.setdefault((experiment, about), [])
-            some += [(panel, pair) for pair in panel.readings(ours, other)]
-    return [Compared(tuple(some)) for some in groups.values()]
+        for variant, each in variants.items():
+            line = LineFacts(each)
+            reading = str(about.get("choice") or line.reading)
+            if not line.reads(OURS) or facts.counts(experiment, reading):
+                counted[variant] = line
+        ratio, epsilon = (as_number(about.get(what)) for what in ("ratio", "epsilon"))
+        choice = str(about.get("choice") or "")
+        differences = gaps.get(name, {})
+        panels.append(Panel(experiment, name, ratio, epsilon, counted, differences, seeds, choice))
+    return panels

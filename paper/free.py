@@ -1,68 +1,104 @@
-"""The figure of the thesis made true: accuracy over table size at a fixed proven epsilon."""
+"""The smallest table that compression may come down to at no cost, at a fixed proven epsilon.
+
+The noise that a guarantee takes is, in every estimated coordinate, the same for a table of any
+size: its part of the error is `dim (sigma / n)^2 / ||mean||^2`, and collisions add `dim / cells`.
+So compression is free as long as the second is small beside the first: from some
+`n^2 ||mean||^2 / sigma^2` cells on, however long the vectors are. With `sigma` of a target epsilon
+that is `n^2 epsilon^2` but for logarithms and constants, which Chen et al. (2022, "The Fundamental
+Price of Secure Aggregation in Differentially Private Federated Learning", arXiv 2203.03761) show to
+be necessary as well (in bits). Here both parts come from the methods' own claims and forecasts,
+beside training runs with tables of several sizes.
+"""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from diffsketch.errors import check
-from diffsketch.pages.exhibits import Axis, Exhibit, Mark, Plot, Series
-from diffsketch.planning import PlanRequest, Relation
+from diffsketch.errors import ArgumentError, check
+from diffsketch.planning import Option, PlanRequest, Relation
+from diffsketch.planning.search import option_at
+from diffsketch.privacy.claim import Trust
 from paper.experiments import Experiment, Results
-from paper.figures import Fact, Figure, Rows, banded, mean_and_spread, table
-from paper.figures_trained import TrainedLine, facts_of, panels_of
-from paper.free_size import FreeSize, free_size
+from paper.figures import Figure, Record, draw, mean_and_spread
+from paper.figures_trained import trained
 
-_CELLS = Axis("cells of a message", log=True)
-_TIMES = Axis("cells of a message over the planner's", log=True)
-_ACCURACY = Axis("test accuracy", percent=True)
-_GAP = Axis("accuracy less that of the dense mean", percent=True)
+ALLOWANCE = 0.1
+"""A table costs nothing if its error is at most this share above that of the dense mean."""
+
+_CELL_BYTES, _MOST_BYTES = 16, 1 << 40  # of a request: any message fits
 _POINT = 0.01  # of accuracy that a table may lose and still be called free
 
 
 @dataclass(frozen=True)
-class Sized:
-    """The runs of one cohort and epsilon: tables by size, the dense mean, the planner's answer."""
+class FreeSize:
+    """The smallest table that costs nothing, beside the dense mean with the same epsilon.
 
-    panel: str
-    cohort: int
-    budget: float
-    dense: TrainedLine
-    tables: tuple[TrainedLine, ...]  # smallest first
-    free: FreeSize
+    Attributes:
+        request: What was asked, with room for any message.
+        dense: The vectors themselves under the same noise, as in DP-FedAvg.
+        smallest: The smallest table that costs nothing; `dense` if every table costs something.
+    """
+
+    request: PlanRequest
+    dense: Option
+    smallest: Option
 
     @property
-    def chosen(self) -> TrainedLine | None:
-        """The smallest table that was run with the planner's cells or more; None for the dense."""
-        return next((one for one in self.tables if cells_of(one) >= self.free.cells), None)
+    def cells(self) -> int:
+        """Cells of the smallest message that costs nothing: `dim` if no table does."""
+        return self.smallest.method.message_format.cell_count
 
-    def gaps(self, line: TrainedLine) -> tuple[float, float | None]:
-        """Accuracy less that of the dense mean, seed by seed: mean and standard deviation."""
-        both = zip(line.accuracies, self.dense.accuracies, strict=True)
-        return mean_and_spread([one - other for one, other in both])
+    @property
+    def theory(self) -> float:
+        """The theory's cells, without constants and logarithms: `n^2 epsilon^2 / rounds`.
+
+        A run's epsilon is some `sqrt(rounds)` times that of each round that a client pays for. It
+        is a theory of secure sums and trusted servers, and not of local trust.
+        """
+        request = self.request
+        return (request.cohort * request.target_epsilon) ** 2 / request.paying_rounds
 
 
-def cells_of(line: TrainedLine) -> int:
-    """Cells of a message."""
-    return int(line.config["rows"]) * int(line.config["cols"])
+def free_size(request: PlanRequest) -> FreeSize:
+    """Find the smallest table whose error is at most `ALLOWANCE` above that of the dense mean.
+
+    Both have the request's epsilon, proven for the trust that it names: Skellam noise under a
+    secure sum, discrete Gaussian noise elsewhere, on one row. `request.message_bytes` does not
+    count.
+
+    Guarantees (`paper/tests/test_free_size.py`): the table is within the allowance, and one of 2%
+    fewer cells is not; it is the same for all vectors that are far longer; simulated errors agree.
+
+    Raises:
+        ArgumentError: Nothing is proven for the unit, the delta or the trust.
+
+    >>> wanted = {"cohort": 1000, "rounds": 1, "target_epsilon": 1.0, "message_bytes": 6}
+    >>> [free_size(PlanRequest(dim=dim, **wanted)).cells for dim in (10**4, 10**7)]
+    [10000, 178083]
+    """
+    law = "skellam" if request.trust is Trust.DISTRIBUTED else "gaussian"
+    roomy = replace(request, message_bytes=min(_CELL_BYTES * request.dim + 64, _MOST_BYTES))
+    dense = option_at(roomy, law, request.dim)
+    if dense is None:
+        raise ArgumentError(
+            f"no dense mean has a proven epsilon of {request.target_epsilon:g} at delta "
+            f"{request.delta:g} for the {request.unit} unit and {request.trust} trust"
+        )
+
+    def costs_nothing(cells: int) -> bool:
+        option = option_at(roomy, f"sketch-{law}", cells)
+        return option is not None and option.error.total <= (1 + ALLOWANCE) * dense.error.total
+
+    # Collisions fall with the cells; a table as long as the vector is none.
+    cells = 1 + bisect_left(range(1, request.dim), True, key=costs_nothing)
+    smallest = option_at(roomy, f"sketch-{law}", cells) if cells < request.dim else None
+    return FreeSize(roomy, dense, smallest or dense)
 
 
-def sized_of(panel: str, lines: Sequence[TrainedLine], *, spread: float) -> Sized:
-    """Sort the lines of a panel, and ask the planner about the same run."""
-    whole = [line for line in lines if "rows" not in line.config]
-    check(len(whole) == 1, "panel", "have one dense mean", panel)
-    dense = whole[0]
-    tables = sorted((one for one in lines if one is not dense), key=cells_of)
-    config = dense.config
-    request = PlanRequest(
-        dim=dense.summaries[0]["dim"], cohort=config["cohort"], population=config["workers"],
-        rounds=config["rounds"], target_epsilon=config["budget"], delta=config["delta"],
-        sampling=config["sampling"], relation=Relation(config.get("relation", "replace")),
-        vector_norm=config["clip"], spread=spread, message_bytes=6,
-    )  # fmt: skip
-    size = free_size(request)
-    return Sized(panel, config["cohort"], config["budget"], dense, tuple(tables), size)
+# --- the figure: accuracy over table size ----------------------------------------------------
 
 
 def draw_free(experiment: Experiment, results: Results) -> Figure:
@@ -74,131 +110,81 @@ def draw_free(experiment: Experiment, results: Results) -> Figure:
     Guarantees (`paper/tests/test_free.py`): gaps are means of differences seed by seed; the
     planner is asked about the very settings of the runs.
     """
-    panels, spread = panels_of(experiment, results), float(experiment.options.get("spread", 0.0))
-    every = [sized_of(panel, lines, spread=spread) for panel, lines in panels.items()]
-    facts = facts_of(experiment, panels) | _free_facts(every)
-    exhibits: list[Exhibit] = []
-    for cohort in dict.fromkeys(one.cohort for one in every):
-        some = [one for one in every if one.cohort == cohort]
-        exhibits.append(_over_cells(f"{experiment.name}-{cohort}-clients", some))
-    exhibits.append(_together(f"{experiment.name}-together", every))
-    return Figure(
-        lead=_lead(every, facts),
-        exhibits=(*exhibits, _sizes(f"{experiment.name}-sizes", every)),
-        facts=facts,
-    )
-
-
-def _free_facts(every: Sequence[Sized]) -> dict[str, Fact]:
-    facts: dict[str, Fact] = {}
-    chosen: list[float] = []
-    for one in every:
-        facts |= {
-            f"free/{one.panel}": one.free.cells,
-            f"theory/{one.panel}": one.free.theory,
-            f"saving/{one.panel}": one.free.request.dim / one.free.cells,
-            f"gap/{one.panel}": None,
-            f"gap-spread/{one.panel}": None,
-        }
-        for line in one.tables:
-            place = f"{one.panel}/{line.name}"
-            facts[f"gap/{place}"], facts[f"gap-spread/{place}"] = one.gaps(line)
-        if one.chosen is not None:
-            gap, facts[f"gap-spread/{one.panel}"] = one.gaps(one.chosen)
-            facts[f"gap/{one.panel}"] = gap
-            chosen.append(gap)
-    smallest = [one.gaps(one.tables[0])[0] for one in every if one.tables]
-    return facts | {
-        "panels": len(every),
-        "panels-predicted": len(chosen),  # the planner finds a table smaller than the vector
-        "panels-free": sum(gap >= -_POINT for gap in chosen),  # and it was measured to be free
-        "gap-mean": statistics.fmean(chosen) if chosen else None,
-        "gap-worst": min(chosen, default=None),
-        "gap-smallest-tables": statistics.fmean(smallest) if smallest else None,
+    by_panel: dict[str, list[Record]] = {}
+    for line in trained(experiment, results)["lines"]:
+        by_panel.setdefault(line["panel"], []).append(line)
+    tables, dense, panels = list[Record](), list[Record](), list[Record]()
+    smallest: list[float] = []
+    for panel, lines in by_panel.items():
+        whole = [line for line in lines if "rows" not in line["config"]]
+        check(len(whole) == 1, "panel", "have one dense mean", panel)
+        size = free_size(_request_of(whole[0], experiment.options["spread"]))
+        sketched = _tables_of(lines, whole[0], size)
+        chosen = next((table for table in sketched if table["cells"] >= size.cells), None)
+        smallest.append(sketched[0]["gap"])
+        epsilon = whole[0]["epsilon"]
+        scope = f"Epsilons are of the whole run at delta = {epsilon.delta:g} ({epsilon.terms()})."
+        about = {name: whole[0]["config"][name] for name in ("cohort", "budget")}
+        about |= {"scope": scope, "chosen": chosen is not None}
+        tables += [{**table, **about} for table in sketched]
+        summary = {**_panel_of(whole[0], size, chosen), **about}
+        panels.append(summary)
+        # A line across the plot, from the smallest table to the vector itself.
+        ends = (sketched[0]["cells"], whole[0]["dim"])
+        dense += [{**summary, "cells": cells, "low": None, "high": None} for cells in ends]
+    gaps = [panel["gap"] for panel in panels if panel["gap"] is not None]
+    every = {
+        "panels": len(panels),
+        "predicted": len(gaps),  # the planner finds a table smaller than the vector
+        "free": sum(gap >= -_POINT for gap in gaps),  # and it was measured to be free
+        "mean": statistics.fmean(gaps) if gaps else None,
+        "worst": min(gaps, default=None),
+        "smallest": statistics.fmean(smallest),
+        "nothing": 0.0,
+        "same": 1.0,
     }
+    return draw(experiment, {"tables": tables, "dense": dense, "panels": panels, "all": [every]})
 
 
-def _lead(every: Sequence[Sized], facts: Mapping[str, Fact]) -> str:
-    parts = []
-    for one in every:
-        gap, size = facts[f"gap/{one.panel}"], one.free
-        text = "no smaller table is free"
-        if isinstance(gap, float):
-            ratio = size.request.dim / size.cells
-            text = f"{size.cells:,} cells ({ratio:.3g}x fewer), {100 * gap:+.1f} points"
-        parts.append(f"{one.panel}: {text}")
-    return (
-        "Smallest table that the planner takes to cost nothing, and its accuracy less that of the "
-        f"dense mean with the same epsilon. {'; '.join(parts)}. {_scope(every)}"
-    )
-
-
-def _scope(some: Sequence[Sized]) -> str:
-    """Say once for a plot, and not for each of its lines, what its epsilons are."""
-    one = some[0].dense.epsilon
-    return (
-        f"Epsilons are of the whole run at delta = {one.delta:g} ({one.basis_text}; {one.scope})."
-    )
-
-
-def _over_cells(name: str, some: Sequence[Sized]) -> Plot:
-    """Accuracy over cells for one cohort; dashed: the dense mean; points: the planner's size."""
-    series: list[Series] = []
-    marks: list[Mark] = []
-    for one in some:
-        x, label = [float(cells_of(line)) for line in one.tables], f"epsilon {one.budget:g}"
-        pairs = [(line.accuracy, line.spread) for line in one.tables]
-        dim = float(one.free.request.dim)
-        series.append(Series(f"sketch, {label}", tuple(x), **banded(pairs), role=label))
-        series.append(Series(f"dense DP-FedAvg, {label}", (x[0], dim), (one.dense.accuracy,) * 2,
-                             dashed=True, role=label))  # fmt: skip
-        if one.free.theory <= dim:
-            marks.append(Mark(one.free.theory, f"theory's size, {label}", axis="x"))
-    known = [(one, one.chosen) for one in some if one.chosen is not None]
-    series.append(
-        Series("planner's size", tuple(float(cells_of(line)) for _, line in known),
-               tuple(line.accuracy for _, line in known), kind="points", role="planner")
+def _request_of(line: Record, spread: float) -> PlanRequest:
+    """The planner's request: the very settings of a run."""
+    config = line["config"]
+    return PlanRequest(
+        dim=line["dim"], cohort=config["cohort"], population=config["workers"],
+        rounds=config["rounds"], target_epsilon=config["budget"], delta=config["delta"],
+        sampling=config["sampling"], relation=Relation(config.get("relation", "replace")),
+        vector_norm=config["clip"], spread=spread, message_bytes=6,
     )  # fmt: skip
-    beyond = [f"{one.budget:g}" for one in some if one.free.theory > one.free.request.dim]
-    caption = f"After the last round; bands are standard deviations over the seeds. {_scope(some)}"
-    if beyond:
-        caption += (
-            " The theory's size, n^2 epsilon^2 over the rounds of a client, is beyond the vector's "
-            f"own length for epsilon {', '.join(beyond)}: constants and logarithms are not in it."
-        )
-    return Plot(name, f"{some[0].cohort:,} clients a round", _CELLS, _ACCURACY, tuple(series),
-                caption=caption, marks=tuple(marks))  # fmt: skip
 
 
-def _together(name: str, every: Sequence[Sized]) -> Plot:
-    """Accuracy less the dense mean's, over cells in the planner's: one line for each panel."""
-    series = []
-    for one in every:
-        gaps = [one.gaps(line) for line in one.tables]
-        times = tuple(cells_of(line) / one.free.cells for line in one.tables)
-        series.append(Series(one.panel, times, tuple(gap for gap, _ in gaps),
-                             dashed=one.chosen is None))  # fmt: skip
-    caption = (
-        "At 1 the planner says that a table costs nothing; means over the seeds of differences "
-        "seed by seed. Dashed: it says so of no table smaller than the vector. " + _scope(every)
-    )
-    marks = (Mark(0.0, "dense mean"), Mark(1.0, "planner's size", axis="x"))
-    return Plot(name, "Tables beside the planner's size", _TIMES, _GAP, tuple(series),
-                caption=caption, marks=marks)  # fmt: skip
+def _tables_of(lines: Sequence[Record], dense: Record, size: FreeSize) -> list[Record]:
+    """The tables of a panel, the smallest first, with their accuracies less the dense mean's."""
+    tables = []
+    for line in lines:
+        if line is not dense:
+            cells = line["config"]["rows"] * line["config"]["cols"]
+            pairs = zip(line["accuracies"], dense["accuracies"], strict=True)
+            gap, spread = mean_and_spread([mine - theirs for mine, theirs in pairs])
+            tables.append({**line, "cells": cells, "times": cells / size.cells, "gap": gap,
+                           "gap_spread": spread})  # fmt: skip
+    return sorted(tables, key=lambda table: int(table["cells"]))
 
 
-def _sizes(name: str, every: Sequence[Sized]) -> Exhibit:
-    rows: Rows = []
-    for one in every:
-        chosen = one.chosen
-        gap, spread = (None, None) if chosen is None else one.gaps(chosen)
-        rows.append((
-            one.cohort, one.dense.epsilon, one.free.request.paying_rounds,
-            None if one.dense.accuracy is None else round(one.dense.accuracy, 4),
-            round(one.free.theory), free_size(replace(one.free.request, spread=0.0)).cells,
-            one.free.cells,
-            None if chosen is None or chosen.accuracy is None else round(chosen.accuracy, 4),
-            None if gap is None else round(gap, 4), None if spread is None else round(spread, 4),
-            None if chosen is None else round(chosen.compression / one.dense.compression, 2),
-        ))  # fmt: skip
-    return table("free-sizes", name, rows, allowance=f"{every[0].free.allowance:.0%}")
+def _panel_of(dense: Record, size: FreeSize, chosen: Record | None) -> Record:
+    """The planner's answer beside the smallest table that was run with as many cells or more."""
+    alike = free_size(replace(size.request, spread=0.0))
+    nearest = chosen or {}
+    return {
+        **dense,
+        "allowance": ALLOWANCE,
+        "paying_rounds": size.request.paying_rounds,
+        "theory": size.theory,
+        "in_reach": size.theory <= dense["dim"],
+        "cells": size.cells,
+        "cells_alike": alike.cells,
+        "chosen_cells": nearest.get("cells"),
+        "chosen_accuracy": nearest.get("accuracy"),
+        "gap": nearest.get("gap"),
+        "gap_spread": nearest.get("gap_spread"),
+        "fewer": chosen and chosen["compression"] / dense["compression"],
+    }

@@ -1,13 +1,14 @@
 """Jobs of experiments, done several at a time; results are kept, so that nothing is done twice.
 
 Below a directory: `results/KEY.json`, a file with a digest for each job that is done, and
-`runs/KEY/`, the run directory of each training run, with its checkpoint while it is under way.
+`runs/KEY/`, the run directory of a training run that is under way. Jobs take minutes at most: one
+that is stopped begins again.
 
 Which results are used again: those of the same job (kind, settings and seed make the key) that
 were made with the same versions of diffsketch, PyTorch and NumPy on the same kind of machine, by
 the same source of all that computes them. The source of what only shows them (figures, pages,
 commands) is not compared, so that a changed figure is drawn from the old results. Any other result,
-and one whose file is damaged, is made again, and a note says why.
+and one whose file is damaged, is made again, and a note says so.
 """
 
 from __future__ import annotations
@@ -23,33 +24,24 @@ from pathlib import Path
 from typing import Any
 
 import paper.readings
-import paper.repaired
-import paper.rotated  # noqa: F401 - all three register methods that runs have
+import paper.repaired  # noqa: F401 - both register methods that runs have
 from diffsketch.app.compare import Member, config_of, run_one
-from diffsketch.app.files import has_run, read_sealed, sealed, source_digest, versions
+from diffsketch.app.files import read_sealed, sealed, source_digest, versions
 from diffsketch.app.pool import Stop, Tell, run_all
 from diffsketch.compiled import torch_threads
-from diffsketch.errors import DataError, DiffSketchError, MismatchError
+from diffsketch.errors import DataError, DiffSketchError
 from diffsketch.files import prepare_output, replace_file
 from diffsketch.methods.gate import NonFiniteUpdate
-from paper.experiments import (
-    MEASUREMENTS,
-    RUN,
-    Experiment,
-    Job,
-    Results,
-    function_of,
-    seconds_of,
-)
+from paper.experiments import MEASUREMENTS, RUN, Experiment, Job, Results, function_of, seconds_of
 
 _FORMAT = "diffsketch result 1"
 _COMPUTING = ("app", "methods", "privacy", "sketch", "training", "wire")
-_MEASURING = ("auditing", "secure_sum")
+_MEASURING = ("auditing",)
 _HERE = Path(__file__).parent
-_METHODS = ("readings.py", "repaired.py", "rotated.py")
+_METHODS = ("readings.py", "repaired.py")
 _OWN = (
-    "measurements.py", "bounds.py", "noise_control.py", "audits.py", "inversion.py",
-    "secret_hashes.py", "projection_cases.py", "projections.py", "scope.py", "successors.py",
+    "measurements.py", "bounds.py", "audits.py", "inversion.py", "secret_hashes.py",
+    "projections.py",
 )  # fmt: skip
 
 
@@ -61,8 +53,7 @@ class Store:
     """Results below a directory, which nobody else writes to.
 
     Guarantees (`paper/tests/test_jobs.py`): a file is whole or not there; one that is
-    damaged, was changed or is another job's is not used; a run goes on from its checkpoint, to
-    the same result.
+    damaged, was changed or is another job's is not used.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -72,32 +63,19 @@ class Store:
         """The file of a job's result."""
         return self.directory / "results" / f"{job.key}.json"
 
-    def run_directory(self, job: Job) -> Path:
-        """The run directory of a training run."""
-        return self.directory / "runs" / job.key
-
-    def find(self, job: Job) -> tuple[Mapping[str, Any] | None, str]:
-        """The result of a job; or None, and why one that is there may not be used."""
-        path = self.file(job)
+    def find(self, job: Job) -> Mapping[str, Any] | None:
+        """The result of a job, if there is one that may be used."""
         try:
-            data = read_sealed(path)
-        except FileNotFoundError:
-            return None, ""
-        except DataError as error:
-            return None, f"{error}; made again"
-        if {name: data.get(name) for name in ("format", "kind", "settings", "seed")} != _head(job):
-            return None, f"{path}: the result of something else; made again"
-        here, there = made_by(job.kind), data["made_by"]
-        for name, value in here.items():
-            if there.get(name) != value:
-                made = f"{name} {there.get(name)} (here {value})"
-                return None, f"{path}: made by {made}; made again"
-        return data["result"], ""
+            data = read_sealed(self.file(job))
+        except (FileNotFoundError, DataError):
+            return None
+        result: Mapping[str, Any] = data.pop("result", {})
+        return result if data == _head(job) else None
 
-    def make(self, job: Job, *, command: list[str], tell: Tell, stop: Stop) -> tuple[bool, str]:
-        """Run or measure it, and keep the result."""
+    def make(self, job: Job, *, command: list[str], tell: Tell, stop: Stop) -> bool:
+        """Run or measure it, and keep the result; whether it is done, and was not stopped."""
         if stop():
-            return False, ""
+            return False
 
         def on_progress(share: float) -> None:
             tell(share)
@@ -105,42 +83,32 @@ class Store:
                 raise _Interrupted
 
         result: Mapping[str, Any] | None = None
-        note = ""
         with torch_threads(1), suppress(_Interrupted):
             if job.kind == RUN:
-                result, note = self._train(job, command=command, tell=tell, stop=stop)
+                result = self._train(job, command=command, tell=tell, stop=stop)
             else:
                 measure = function_of(MEASUREMENTS[job.kind])
                 result = measure(job.settings, seed=job.seed, on_progress=on_progress)
         if result is None:
-            return False, note
+            return False
         prepare_output(self.file(job).parent)
-        content = {**_head(job), "made_by": made_by(job.kind), "result": result}
         try:
-            replace_file(self.file(job), sealed(content))
+            replace_file(self.file(job), sealed({**_head(job), "result": result}))
         except (TypeError, ValueError) as error:
             raise DiffSketchError(f"{job.kind} gave what JSON has no word for: {error}") from error
-        return True, note
+        return True
 
     def _train(
         self, job: Job, *, command: list[str], tell: Tell, stop: Stop
-    ) -> tuple[Mapping[str, Any] | None, str]:
-        path = self.run_directory(job)
-        if path.exists() and not has_run(path):
-            shutil.rmtree(path)  # of a process that was killed before the run had begun
-        there, note = path.exists(), ""
+    ) -> Mapping[str, Any] | None:
+        path = self.directory / "runs" / job.key
+        shutil.rmtree(path, ignore_errors=True)  # of a process that was stopped or killed
         member = Member(job.key, job.seed, path, config_of(job.settings, job.seed))
-        try:
-            found = run_one(member, command=command, tell=tell, stop=stop)
-        except (DataError, MismatchError) as error:
-            if not there:
-                raise
-            note = f"{error}; begun again"
-            shutil.rmtree(path)
-            found = run_one(member, command=command, tell=tell, stop=stop)
-        if found is None:
-            return None, note
-        return {"summary": found.summary, "times": found.times, "curve": found.curve}, note
+        record = run_one(member, command=command, tell=tell, stop=stop)
+        if record is None:
+            return None
+        shutil.rmtree(path)  # all that is wanted of it is in the result
+        return {"summary": record.summary, "times": record.times, "curve": record.curve}
 
 
 def made_by(kind: str) -> dict[str, str]:
@@ -154,7 +122,9 @@ def made_by(kind: str) -> dict[str, str]:
 
 
 def _head(job: Job) -> dict[str, Any]:
-    return {"format": _FORMAT, "kind": job.kind, "settings": dict(job.settings), "seed": job.seed}
+    """All that decides a result, beside which it is kept."""
+    return {"format": _FORMAT, "kind": job.kind, "settings": dict(job.settings), "seed": job.seed,
+            "made_by": made_by(job.kind)}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -167,33 +137,23 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class State:
-    """Progress of the work."""
-
-    done: float  # seconds of work that are done, as they were estimated
-    total: float  # seconds of all that is to do
-    experiments: int  # how many have all of their jobs done
-    now: tuple[str, ...]  # labels of the jobs that are under way
-
-
-@dataclass(frozen=True)
 class JobsOutcome:
     """The end of the work."""
 
     results: Results  # those of all jobs that are done, now or before
     made: int  # how many of them were made now
-    notes: tuple[str, ...]  # what was made again, and why
+    again: int  # how many had a file that could not be used: damaged, or made by other code
     failures: tuple[Failure, ...]  # the jobs that failed
     interrupted: bool  # whether it was stopped before all was done
 
 
 def labels_of(experiments: Sequence[Experiment]) -> dict[Job, str]:
     """A label of each job, such as "mnist, DiffSketch, seed 3", by the first that has it."""
-    found: dict[Job, str] = {}
+    labels: dict[Job, str] = {}
     for experiment in experiments:
         for name, job in experiment.named_jobs:
-            found.setdefault(job, f"{experiment.name}, {name}, seed {job.seed}")
-    return found
+            labels.setdefault(job, f"{experiment.name}, {name}, seed {job.seed}")
+    return labels
 
 
 def do_jobs(
@@ -202,10 +162,12 @@ def do_jobs(
     *,
     processes: int,
     command: list[str],
-    show: Callable[[State], None],
+    show: Callable[[float, str], None],
     stop: Stop,
 ) -> JobsOutcome:
     """Do what is not in the store, and read the results of all from it.
+
+    `show` is told the share of the estimated time that is done, and what is under way.
 
     Guarantees (`paper/tests/test_reproduce.py`): what is in the store is not done again; a
     job of two experiments is done once; a job that fails takes nothing from the others;
@@ -213,40 +175,38 @@ def do_jobs(
     `PoolBroken` is raised, and what is done is kept.
     """
     labels = labels_of(experiments)
-    found = {job: store.find(job) for job in labels}
-    notes = [note for _, note in found.values() if note]
-    costs = {job: seconds_of(job) for job, (result, _) in found.items() if result is None}
+    kept = {job: store.find(job) for job in labels}
+    costs = {job: seconds_of(job) for job, result in kept.items() if result is None}
+    again = sum(store.file(job).exists() for job in costs)
     # The longest first: what comes last is short, so that all processes end at about the same time.
     rest = sorted(costs, key=lambda job: -costs[job])
 
     def watch(shares: Sequence[float]) -> None:
         share = dict(zip(rest, shares, strict=True))
         left = {job for job in rest if share[job] != 1.0}
-        show(State(
-            done=sum(costs[job] * share[job] for job in rest),
-            total=sum(costs.values()),
-            experiments=sum(left.isdisjoint(one.jobs) for one in experiments),
-            now=tuple(labels[job] for job in rest if 0 < share[job] < 1),
-        ))  # fmt: skip
+        whole = sum(left.isdisjoint(each.jobs) for each in experiments)
+        now = [labels[job] for job in rest if 0 < share[job] < 1]
+        seconds = sum(costs[job] * share[job] for job in rest)
+        text = "; ".join([f"{whole} of {len(experiments)} experiments", *now])
+        show(seconds / max(sum(costs.values()), 1e-9), text)
 
     watch([0.0] * len(rest))
     work = partial(_do, directory=store.directory, command=command)
     done = run_all(work, rest, processes=processes, watch=watch, stop=stop)
     failures = []
-    for job, (made, note, trace) in zip(rest, done, strict=True):
+    for job, (made, reason, trace) in zip(rest, done, strict=True):
         if trace:
-            failures.append(Failure(labels[job], note, trace))
-        elif note:
-            notes.append(f"{labels[job]}: {note}")
+            failures.append(Failure(labels[job], reason, trace))
         if made:
-            found[job] = store.find(job)
-            if found[job][0] is None:  # by a process that read another source than this one
-                failures.append(Failure(labels[job], f"lost: {found[job][1]}", ""))
-    results = {job: result for job, (result, _) in found.items() if result is not None}
+            kept[job] = store.find(job)
+            if kept[job] is None:
+                reason = "lost: made by a process that read another source than this one"
+                failures.append(Failure(labels[job], reason, ""))
+    results = {job: result for job, result in kept.items() if result is not None}
     return JobsOutcome(
         results=results,
         made=sum(job in results for job in rest),
-        notes=tuple(notes),
+        again=again,
         failures=tuple(failures),
         interrupted=len(results) + len(failures) < len(labels),
     )
@@ -255,15 +215,12 @@ def do_jobs(
 def _do(
     job: Job, *, directory: Path, command: list[str], tell: Tell, stop: Stop
 ) -> tuple[bool, str, str]:
-    """Do one job, in whichever process: whether it is done, a note, and "".
-
-    A failure is not raised: it is returned as the note, with its traceback.
-    """
+    """Do one job, in whichever process: whether it is done, or why it failed and the traceback."""
     try:
         with warnings.catch_warnings():
             # Counted in the summary, and what diverges is drawn so.
             warnings.simplefilter("ignore", NonFiniteUpdate)
-            return *Store(directory).make(job, command=command, tell=tell, stop=stop), ""
+            return Store(directory).make(job, command=command, tell=tell, stop=stop), "", ""
     except Exception as error:  # whatever it is, the others go on
         reason = " ".join(str(error).split())
         if not isinstance(error, DiffSketchError | OSError):

@@ -1,45 +1,49 @@
 """Measurements that are no training runs: each takes settings and a seed, and gives plain data.
 
 Settings are those of a settings file: numbers and texts, lists as texts such as "0, 5, 20". A
-measurement that trains takes the settings of `diffsketch run` besides its own. `on_progress` is
+measurement that trains takes the settings of `diffsketch run` besides its options. `on_progress` is
 told the share that is done, and may raise to interrupt.
 """
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from scipy import stats
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from diffsketch.app.build import build
 from diffsketch.app.settings import RunConfig, describe
+from diffsketch.auditing.attacks import Numbers
 from diffsketch.errors import ArgumentError, check
 from diffsketch.files import finite
+from diffsketch.methods import Method
+from diffsketch.methods.base import Encoder
+from diffsketch.methods.plain import PlainSketch
 from diffsketch.privacy.mechanisms.binomial import PAPER_SETTINGS, BinomialMechanism
+from diffsketch.privacy.noise import Noise
 from diffsketch.privacy.theorems import claimed_per_round, estimates, query_variance
 from diffsketch.sketch import CountSketch, SketchKey
 from diffsketch.training.data import load_shakespeare
+from diffsketch.training.defaults import TASK_DEFAULTS
 from diffsketch.training.local import LocalTrainer, trainer_for
 from diffsketch.training.models import LogisticRegression
 from diffsketch.training.rounds import mask_bytes
 from diffsketch.training.simulation import RoundResult, Simulation
-from diffsketch.training.tasks import Batches, Devices, Examples, load_task, task_kinds
+from diffsketch.training.tasks import Batches, Devices, Examples, load_task
 from paper.bounds import ConvexProblem, expected_gap, lemma1_error, padding_for, theorem2
 from paper.experiments import mistake_text
-from paper.noise_control import NoiseControl
 from paper.readings import signed_alpha
 from paper.repaired import ProvenDiffSketch
 
-Numbers = npt.NDArray[np.float64]
 Progress = Callable[[float], None]
 Given = Mapping[str, Any]
 Found = dict[str, Any]
@@ -49,8 +53,8 @@ Whole = Annotated[int, Field(ge=0)]
 def _list_of(value: object) -> object:
     """The numbers that a text lists; a single one may be given as it is."""
     if isinstance(value, str):
-        found = [float(part) for part in value.split(",")]
-        return tuple(int(one) if one.is_integer() else one for one in found)
+        numbers = [float(part) for part in value.split(",")]
+        return tuple(int(number) if number.is_integer() else number for number in numbers)
     return (value,)
 
 
@@ -74,18 +78,16 @@ class MeasurementSettings(BaseModel):
     @classmethod
     def read_with_run(cls, settings: Given) -> tuple[Self, Found]:
         """The measurement's own settings, and those of `diffsketch run`."""
-        run = {k: v for k, v in settings.items() if k not in cls.model_fields}
-        unknown = {k: v for k, v in run.items() if k not in describe(RunConfig)}
-        own = {k: v for k, v in settings.items() if k not in run}
-        return cls.read({**own, **unknown}), run
+        names = describe(RunConfig).keys() - cls.model_fields.keys()
+        run = {key: value for key, value in settings.items() if key in names}
+        rest = {key: value for key, value in settings.items() if key not in run}
+        return cls.read(rest), run
 
 
 class ObservedRound(NamedTuple):
     """A round whose vectors are looked at before they are compressed."""
 
-    round_index: int
-    cohort: Tensor  # the devices that took part
-    vectors: Tensor  # the vector of each of them, `(devices, dim)`
+    vectors: Tensor  # of each of the cohort, `(devices, dim)`
     result: RoundResult
 
 
@@ -96,7 +98,7 @@ def simulation_of(settings: Given, *, seed: int) -> Simulation:
 
 def observe(
     simulation: Simulation,
-    rounds: Collection[int] | range,
+    rounds: Collection[int],
     *,
     on_progress: Progress = lambda _: None,
 ) -> Iterator[ObservedRound]:
@@ -107,19 +109,16 @@ def observe(
     """
     last = max(rounds)
     while (index := simulation.round_index) <= last:
-        cohort, vectors = simulation.sampler.draw(index), None
+        vectors = None
         if index in rounds:
             vectors = simulation.algorithm.vectors(
-                simulation.model.weights,
-                cohort,
-                trainer=simulation.trainer,
-                devices=simulation.task.devices,
-                seed=simulation.seed,
+                simulation.state.model.weights, simulation.sampler.draw(index),
+                trainer=simulation.trainer, devices=simulation.task.devices, seed=simulation.seed,
                 round_index=index,
-            )
+            )  # fmt: skip
         result = simulation.step()
         if vectors is not None:
-            yield ObservedRound(index, cohort, vectors, result)
+            yield ObservedRound(vectors, result)
         on_progress((index + 1) / (last + 1))
 
 
@@ -137,22 +136,13 @@ def measure_datasets(settings: Given, *, seed: int, on_progress: Progress) -> Fo
     samples = trained = task.devices.sizes.numpy()
     if name == "shakespeare":
         roles = load_shakespeare()
-        samples = np.array([len(roles[one]) for one in task.devices.names])
-    models = {
-        kind: load_task(name, model=kind, seed=seed).model(seed)
-        for kind in task_kinds()[name].models
-    }
+        samples = np.array([len(roles[role]) for role in task.devices.names])
     on_progress(1.0)
     return {
-        "task": name,
         "devices": len(task.devices),
-        "parameters": {
-            kind: sum(one.numel() for one in model.parameters()) for kind, model in models.items()
-        },
-        **{
-            key: {"mean": float(of.mean()), "std": float(of.std(ddof=1))}
-            for key, of in (("samples", samples), ("trained", trained))
-        },
+        "parameters": {str(TASK_DEFAULTS[name]["model"]): task.dim},
+        "samples": {"mean": float(samples.mean()), "std": float(samples.std(ddof=1))},
+        "trained": {"mean": float(trained.mean())},
         "test": len(task.test),
     }
 
@@ -166,7 +156,7 @@ _SCORES = np.linspace(-3.6, 3.6, 73)  # where quantiles are compared: those of t
 
 
 class _Distributions(MeasurementSettings):
-    vectors: Annotated[int, Field(ge=1)] = 10
+    vectors: Annotated[int, Field(ge=1)]
 
 
 def measure_distributions(settings: Given, *, seed: int, on_progress: Progress) -> Found:
@@ -174,19 +164,18 @@ def measure_distributions(settings: Given, *, seed: int, on_progress: Progress) 
 
     Of each round one of its devices is taken, at random.
     """
-    own, run = _Distributions.read_with_run(settings)
+    options, run = _Distributions.read_with_run(settings)
     simulation = simulation_of(run, seed=seed)
-    rounds = sorted({int(place) for place in np.linspace(0, simulation.rounds - 1, own.vectors)})
+    rounds = {int(place) for place in np.linspace(0, simulation.rounds - 1, options.vectors)}
     generator = torch.Generator().manual_seed(seed)
-    devices, shapes = simulation.task.devices, []
+    names, shapes = simulation.task.devices.names, []
     for seen in observe(simulation, rounds, on_progress=on_progress):
-        chosen = int(torch.randint(len(seen.cohort), (1,), generator=generator))
-        device = int(seen.cohort[chosen])
-        head = {"round": seen.round_index, "device": devices.names[device]}
+        chosen = int(torch.randint(len(seen.vectors), (1,), generator=generator))
         shape = shape_of(seen.vectors[chosen].double().numpy())
-        shapes.append({**head, "examples": int(devices.sizes[device]), **shape})
-    edges, scores = _EDGES.tolist(), _SCORES.tolist()
-    return {"dim": simulation.method.dim, "edges": edges, "scores": scores, "vectors": shapes}
+        device = names[int(seen.result.cohort[chosen])]
+        shapes.append({"round": seen.result.round_index, "device": device, **shape})
+    bins = {"edges": _EDGES.tolist(), "scores": _SCORES.tolist()}
+    return {"dim": simulation.method.dim, **bins, "vectors": shapes}
 
 
 def shape_of(vector: Numbers) -> Found:
@@ -197,13 +186,11 @@ def shape_of(vector: Numbers) -> Found:
     """
     alpha, sigma = (float(value) for value in estimates(torch.from_numpy(vector)))
     check(sigma > 0, "vector", "have coordinates that differ", sigma)
-    mean = float(vector.mean())
-    standard = (vector - mean) / sigma
+    standard = (vector - vector.mean()) / sigma
     rest = vector[vector != 0]
     nonzero = stats.kstest((rest - rest.mean()) / rest.std(), "norm") if len(rest) > 1 else None
     return {
         "zeros": float((vector == 0).mean()),
-        "mean": mean,
         "sigma": sigma,
         "alpha": alpha,
         "ratio": alpha / sigma,
@@ -220,6 +207,34 @@ def shape_of(vector: Numbers) -> Found:
 # --- the error correction's control ----------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class NoiseControl(Method):
+    """A control: a bare sketch whose published sum is replaced by Gaussian noise of its norm.
+
+    Nothing of the vectors but that norm is left in what it decodes to. What still learns with it
+    does not learn from the messages.
+    """
+
+    name: ClassVar[str] = "noise-control"
+    inner: Method
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        bare = isinstance(self.inner, PlainSketch) and self.inner.bits == 32
+        check(bare, "inner", "be a bare sketch with cells of 32 bits", self.inner)
+
+    @property
+    def encoder(self) -> Encoder:
+        """Encoder of the sketch."""
+        return self.inner.encoder
+
+    def publish(self, total: Tensor, noise: Noise) -> Tensor:
+        """Noise with the norm of the sum."""
+        drawn = noise.normal((1, *total.shape), 1.0, dtype=torch.float32)[0]
+        factor: Tensor = torch.linalg.vector_norm(total.float()) / torch.linalg.vector_norm(drawn)
+        return drawn * factor
+
+
 def measure_masks(settings: Given, *, seed: int, on_progress: Progress) -> Found:
     """A run of `diffsketch run` whose published sums are replaced by noise of the same norm.
 
@@ -227,39 +242,22 @@ def measure_masks(settings: Given, *, seed: int, on_progress: Progress) -> Found
     learns, it learns from the masks: nothing else has seen the data but a norm.
     """
     built = build(RunConfig(**dict(settings), seed=seed))
-    plain, method, every = built.simulation, built.simulation.method, built.config.evaluate_every
+    plain, method = built.simulation, built.simulation.method
     simulation = Simulation(
-        plain.task,
-        method=NoiseControl(dim=method.dim, inner=method),
-        trainer=plain.trainer,
-        algorithm=plain.algorithm,
-        rounds=plain.rounds,
-        seed=plain.seed,
-        sampler=plain.sampler,
-        server=plain.server,
-        hashes=plain.hashes,
+        plain.task, method=NoiseControl(method.dim, method), algorithm=plain.algorithm,
+        trainer=plain.trainer, rounds=plain.rounds, seed=plain.seed, sampler=plain.sampler,
+        server=plain.server, hashes=plain.hashes,
+    )  # fmt: skip
+    simulation.run(
+        evaluate_every=built.config.evaluate_every,
+        on_round=lambda summary: on_progress(summary.round / simulation.rounds),
     )
-
-    def record() -> Found:
-        loss, accuracy = simulation.evaluate()
-        drift = {} if simulation.drift is None else {"drift": simulation.drift}
-        sent = {"bytes_up": simulation.bytes_up, "bytes_down": simulation.bytes_down}
-        head = {"round": simulation.round_index, "loss": finite(loss), "accuracy": accuracy}
-        return {**head, **sent, **drift}
-
-    curve = [record()]
-    for index in range(1, simulation.rounds + 1):
-        simulation.step()
-        if index % (every or 1) == 0 or index == simulation.rounds:
-            curve.append(record())
-            on_progress(index / simulation.rounds)
-    own, _ = mask_bytes(method.dim, len(simulation.task.devices))
+    mask, _ = mask_bytes(method.dim, len(simulation.task.devices))
     return {
-        "curve": curve,
-        "accuracy": curve[-1]["accuracy"],
-        "dim": method.dim,
-        "message_bytes": simulation.method.wire_bytes,
-        "mask_bytes": own if simulation.algorithm.correction == "shared" else 0,
+        "curve": simulation.curve,
+        "accuracy": simulation.curve[-1]["accuracy"],
+        "message_bytes": method.wire_bytes,
+        "mask_bytes": mask if simulation.algorithm.correction == "shared" else 0,
     }
 
 
@@ -279,29 +277,24 @@ class _Cpsgd(MeasurementSettings):
 def measure_cpsgd(settings: Given, *, seed: int, on_progress: Progress) -> Found:
     """The cost of each row of the paper's table, and what cpSGD's theorem says about it."""
     del seed  # nothing is random
-    own = _Cpsgd.read(settings)
+    options = _Cpsgd.read(settings)
     rows = []
-    for place, setting in enumerate(PAPER_SETTINGS):
-        steps: Found = {"levels": setting.levels, "trials": setting.trials}
-        fixed = own.model_dump(exclude={"cohorts"})
-        mechanisms = [BinomialMechanism(**fixed, **steps, cohort=one) for one in own.cohorts]
-        bits = mechanisms[0].bits
-        rows.append(
-            {
-                "claimed": setting.claimed,
-                "bits": setting.bits,
-                **steps,
-                "bits_needed": bits,
-                "compression": 32 / bits,
-                "cohorts": [_of_sum(each, setting.claimed) for each in mechanisms],
-            }
-        )
-        on_progress((place + 1) / len(PAPER_SETTINGS))
-    return {"delta": own.delta, "rows": rows}
+    for row in PAPER_SETTINGS:
+        fixed = options.model_dump(exclude={"cohorts"}) | {
+            "levels": row.levels,
+            "trials": row.trials,
+        }
+        sums = [BinomialMechanism(**fixed, cohort=cohort) for cohort in options.cohorts]
+        bits = sums[0].bits
+        cost = {"bits_needed": bits, "compression": 32 / bits}
+        cohorts = [_of_sum(mechanism, row.claimed) for mechanism in sums]
+        rows.append({**row._asdict(), **cost, "cohorts": cohorts})
+    on_progress(1.0)
+    return {"delta": options.delta, "rows": rows}
 
 
 def _of_sum(mechanism: BinomialMechanism, target: float) -> Found:
-    """Apply the theorem to the sum of so many messages, and find what it would take."""
+    """Apply the theorem to the sum of a cohort's messages, and find what the target would take."""
     trials = least_trials(mechanism, target)
     enough = None if trials is None else replace(mechanism, trials=trials)
     shift, _ = mechanism.shifts()
@@ -311,8 +304,7 @@ def _of_sum(mechanism: BinomialMechanism, target: float) -> Found:
         "cohort": mechanism.cohort,
         "variance": mechanism.std**2 / mechanism.step**2,
         "variance_needed": needed,
-        "epsilon": finite(float(mechanism.claim.epsilon(delta=mechanism.delta, rounds=1))),
-        "sum_bits": mechanism.sum_bits,
+        "epsilon": finite(_epsilon_of(mechanism)),
         "sum_compression": 32 / mechanism.sum_bits,
         "trials_needed": trials,
         "bits_then": None if enough is None else enough.bits,
@@ -320,29 +312,28 @@ def _of_sum(mechanism: BinomialMechanism, target: float) -> Found:
     }
 
 
+def _epsilon_of(mechanism: BinomialMechanism) -> float:
+    return float(mechanism.claim.epsilon(delta=mechanism.delta, rounds=1))
+
+
 def least_trials(mechanism: BinomialMechanism, target: float) -> int | None:
     """The fewest trials of each worker for which the theorem gives an epsilon of at most `target`.
 
-    The epsilon falls with the trials, so bisection finds them; None if none up to 2**40 suffice.
+    None if none up to 2**40 suffice.
     """
 
     def suffices(trials: int) -> bool:
-        claim = replace(mechanism, trials=trials).claim
-        return float(claim.epsilon(delta=mechanism.delta, rounds=1)) <= target
+        return _epsilon_of(replace(mechanism, trials=trials)) <= target
 
-    if not suffices(_MOST_TRIALS):
-        return None
-    too_few, enough = 0, _MOST_TRIALS
-    while enough - too_few > 1:
-        middle = (too_few + enough) // 2
-        too_few, enough = (too_few, middle) if suffices(middle) else (middle, enough)
-    return enough
+    # The epsilon falls with the trials: first False, then True.
+    choices = range(1, _MOST_TRIALS + 1)
+    place = bisect.bisect_left(choices, True, key=suffices)
+    return choices[place] if place < len(choices) else None
 
 
 # --- what Theorem 1 claims for every message -------------------------------------------------
 
 _EPSILON_EDGES = np.geomspace(1e-3, 1e2, 101)  # of the histogram
-_POINTS_OF_ROUNDS = 60
 
 
 class LocalEpsilonSettings(MeasurementSettings):
@@ -351,10 +342,10 @@ class LocalEpsilonSettings(MeasurementSettings):
     table_rows: Whole  # rows of the tables
     widths: Wholes  # their columns
     paddings: Wholes  # appended numbers, in lengths of the vector
-    requirements: Floats = (0.1, 1.0)  # epsilons that a message may have without noise
+    requirements: Floats  # epsilons that a message may have without noise
     ratio: Annotated[float, Field(gt=0)] = 1.645  # clip over deviation of the appended numbers
     delta: float = 1e-5  # of what is proven
-    proven_hashes: Whole = 3  # for the hashes of how many rounds it is computed; 0 for none
+    proven_hashes: Whole  # for the hashes of how many rounds it is computed; 0 for none
     fedavg_rounds: Whole | None = None  # stands for `rounds` in FedAvg
     signed_alpha: bool = False  # whether alpha is the percentile of signed values, not of sizes
 
@@ -365,43 +356,34 @@ def measure_local_epsilon(settings: Given, *, seed: int, on_progress: Progress) 
     It depends on a message only through alpha / sigma of the vector, so that one training (with
     its own table and noise) gives those of all. Beside it, what is proven of the repaired padding.
     """
-    own, run = LocalEpsilonSettings.read_with_run(settings)
-    if own.fedavg_rounds is not None:
-        run["rounds"] = own.fedavg_rounds
+    options, run = LocalEpsilonSettings.read_with_run(settings)
+    if options.fedavg_rounds is not None:
+        run["rounds"] = options.fedavg_rounds
     simulation = simulation_of(run, seed=seed)
-    ratios, noised = [], []
+    by_round = []
     for seen in observe(
         simulation, range(simulation.rounds), on_progress=lambda share: on_progress(0.9 * share)
     ):
         alpha, sigma = estimates(seen.vectors)
-        if own.signed_alpha:
-            alpha = signed_alpha(seen.vectors)
-        ratios.append((alpha / sigma).numpy())
-        if seen.result.summed is not None and seen.result.summed.noised is not None:
-            noised.append(seen.result.summed.noised.numpy())
-    every, dim = np.concatenate(ratios), simulation.method.dim
+        alpha = signed_alpha(seen.vectors) if options.signed_alpha else alpha
+        by_round.append((alpha / sigma).numpy())
+    ratios, dim = np.concatenate(by_round), simulation.method.dim
     tables = []
-    for cols in own.widths:
-        sketch = CountSketch(dim, own.table_rows, cols)
-        for lengths in own.paddings:
+    for cols in options.widths:
+        sketch = CountSketch(dim, options.table_rows, cols)
+        for lengths in options.paddings:
             padding = lengths * dim
-            claims = claims_of(every, sketch, padding=padding, requirements=own.requirements)
-            proven = proven_of(sketch, own, padding=padding, seed=seed)
+            claims = claims_of(ratios, sketch, padding=padding, requirements=options.requirements)
+            proven = proven_of(sketch, options, padding=padding, seed=seed)
             tables.append({"cols": cols, "padding": lengths, **claims, "proven": proven})
     on_progress(1.0)
-    pieces = np.array_split(np.arange(len(ratios)), min(_POINTS_OF_ROUNDS, len(ratios)))
     return {
         "dim": dim,
-        "table_rows": own.table_rows,
-        "rounds": len(ratios),
-        "messages": len(every),
-        "noised": float(np.concatenate(noised).mean()) if noised else None,
-        "ratio": {
-            "mean": float(every.mean()),
-            "quantiles": np.quantile(every, (0.05, 0.25, 0.5, 0.75, 0.95)).tolist(),
-            "at": [float(piece.mean()) for piece in pieces],
-            "by_round": [float(np.mean([ratios[i].mean() for i in piece])) for piece in pieces],
-        },
+        "table_rows": options.table_rows,
+        "rounds": simulation.rounds,
+        "messages": len(ratios),
+        "noised": simulation.state.progress.noised_share,
+        "ratio": {"mean": float(ratios.mean())},
         "edges": _EPSILON_EDGES.tolist(),
         "tables": tables,
     }
@@ -411,30 +393,24 @@ def claims_of(
     ratios: Numbers, sketch: CountSketch, *, padding: int, requirements: Sequence[float]
 ) -> Found:
     """Theorem 1's claims for messages whose vectors have these alpha / sigma."""
-    size = (sketch.dim + padding, sketch.rows, sketch.cols)
-    bound, spread = torch.from_numpy(ratios), torch.ones(len(ratios), dtype=torch.float64)
-    claimed = claimed_per_round(*size, alpha=bound, sigma=spread).numpy()
-    some = claimed[np.isfinite(claimed)]
+    dim, size = sketch.dim, (sketch.rows, sketch.cols)
+    alpha = torch.from_numpy(ratios)
+    claimed = claimed_per_round(dim + padding, *size, alpha=alpha, sigma=torch.ones_like(alpha))
+    epsilons, middle = claimed.numpy(), float(np.median(ratios))
+    limited = epsilons[np.isfinite(epsilons)]
 
-    def quantile(share: float) -> float | None:
-        # Without interpolation, which infinite values do not stand.
-        return finite(float(np.quantile(claimed, share, method="higher")))
-
-    def needed(target: float) -> float | None:
-        length = padding_for(
-            target, sketch.dim, sketch.rows, sketch.cols, ratio=float(np.median(ratios))
-        )
-        return None if length is None else length / sketch.dim
+    def needed(requirement: float) -> float | None:
+        length = padding_for(requirement, dim, *size, ratio=middle)
+        return None if length is None else length / dim
 
     return {
         "compression": sketch.compression,
-        "median": quantile(0.5),
-        "quartiles": [quantile(0.25), quantile(0.75)],
-        "mean": finite(float(claimed.mean())),
-        "finite_mean": float(some.mean()) if len(some) else None,
-        "without": 1 - len(some) / len(claimed),
-        "needs_noise": {f"{each:g}": float((claimed > each).mean()) for each in requirements},
-        "counts": np.histogram(some, bins=_EPSILON_EDGES)[0].tolist(),
+        # Without interpolation, which infinite values do not stand.
+        "median": finite(float(np.quantile(epsilons, 0.5, method="higher"))),
+        "finite_mean": float(limited.mean()) if len(limited) else None,
+        "without": 1 - len(limited) / len(epsilons),
+        "needs_noise": {f"{each:g}": float((epsilons > each).mean()) for each in requirements},
+        "counts": np.histogram(limited, bins=_EPSILON_EDGES)[0].tolist(),
         "needed": {f"{each:g}": needed(each) for each in requirements},
     }
 
@@ -442,7 +418,7 @@ def claims_of(
 def proven_of(
     sketch: CountSketch, settings: LocalEpsilonSettings, *, padding: int, seed: int
 ) -> Found | None:
-    """The epsilon proven of the repaired padding: the least and the most over the hashes tried.
+    """The largest epsilon proven of the repaired padding, over the hashes tried.
 
     None where nothing is proven, or was asked for.
     """
@@ -450,14 +426,10 @@ def proven_of(
         return None
     size = (sketch.dim, sketch.rows, sketch.cols)
     method = ProvenDiffSketch(*size, clip=settings.ratio, padding=padding, std=1.0)
-    key, found = SketchKey.from_integer(seed), []
-    for round_index in range(settings.proven_hashes):
-        claim = method.claim_for(1, key.seed(round_index))
-        found.append(float(claim.epsilon(delta=settings.delta, rounds=1)))
-    if not all(map(math.isfinite, found)):
-        return None
-    ends = {"least": min(found), "most": max(found)}
-    return {**ends, "delta": settings.delta, "ratio": settings.ratio}
+    hashes = map(SketchKey.from_integer(seed).seed, range(settings.proven_hashes))
+    claims = [method.claim_for(1, seed) for seed in hashes]
+    most = max(float(claim.epsilon(delta=settings.delta, rounds=1)) for claim in claims)
+    return {"most": most, "delta": settings.delta} if math.isfinite(most) else None
 
 
 # --- Theorem 2 beside a convex run -----------------------------------------------------------
@@ -465,7 +437,9 @@ def proven_of(
 _POINTS_OF_GAP = 40
 
 
-class _Convergence(MeasurementSettings):
+class ConvexSettings(MeasurementSettings):
+    """Settings of `measure_convergence`."""
+
     rounds: Annotated[int, Field(ge=2)]
     step: float  # c in the theorem
     rows: Whole  # 0 for no sketch
@@ -487,34 +461,31 @@ def measure_convergence(settings: Given, *, seed: int, on_progress: Progress) ->
     separable, so that F has no minimum but 0 at infinity; but the bound's proof never uses that the
     comparator is the minimum: it holds for any point. Here it is the one that L-BFGS reaches.
     """
-    own = _Convergence.read(settings)
+    options = ConvexSettings.read(settings)
     task = load_task("mnist", seed=seed)
     examples, trainer = task.devices.examples, trainer_for(task.model(seed))
-    best = comparator(examples, steps=own.comparator_steps)
-    sketch = CountSketch(trainer.dim, own.rows, own.cols) if own.rows else None
-    chosen = set(np.unique(np.geomspace(1, own.rounds, _POINTS_OF_GAP).astype(int)).tolist())
+    best = comparator(examples, steps=options.comparator_steps)
     reference, _ = trainer.evaluate(best.float(), examples)
-    total, places, gaps = torch.zeros(trainer.dim, dtype=torch.float64), [], []
+    places = set(np.geomspace(1, options.rounds, _POINTS_OF_GAP).astype(int).tolist())
+    total, gaps = torch.zeros(trainer.dim, dtype=torch.float64), {}
     largest, farthest = 0.0, 0.0
-    iterates = descend(
-        trainer, task.devices, sketch, rounds=own.rounds, step=own.step, combine=own.combine,
-        batch_size=own.batch_size, seed=seed,
-    )  # fmt: skip
-    for i, (weights, squares) in enumerate(iterates, start=1):
+    for i, (weights, squares) in enumerate(
+        descend(trainer, task.devices, options, seed=seed), start=1
+    ):
         total += weights
         largest = max(largest, float(squares.mean()))
         farthest = max(farthest, float((weights.double() - best).norm()))
-        if i in chosen:
+        if i in places:
             loss, _ = trainer.evaluate((total / i).float(), examples)
-            places.append(i)
-            gaps.append(loss - reference)
-        on_progress(i / own.rounds)
-    problem = ConvexProblem(trainer.dim, math.sqrt(largest), farthest, own.step)
-    variance = 0.0 if sketch is None else query_variance(sketch, combine=own.combine)
+            gaps[i] = loss - reference
+        on_progress(i / options.rounds)
+    problem, variance = ConvexProblem(trainer.dim, math.sqrt(largest), farthest, options.step), 0.0
     stated: Found = {}
-    if sketch is not None:
-        error = lemma1_error(sketch.rows, sketch.cols, failure=own.failure)
-        bound = [theorem2(problem, i, error=error) for i in places]
+    if options.rows:
+        sketch = CountSketch(trainer.dim, options.rows, options.cols)
+        variance = query_variance(sketch, combine=options.combine)
+        error = lemma1_error(options.rows, options.cols, failure=options.failure)
+        bound = [theorem2(problem, i, error=error) for i in gaps]
         stated = {"error": error, "variance": variance, "theorem2": bound}
     # The scores' gradient is a difference of two distributions, of norm sqrt(2) at most.
     inputs = examples.inputs.double().square().sum(dim=1) + 1
@@ -525,23 +496,15 @@ def measure_convergence(settings: Given, *, seed: int, on_progress: Progress) ->
         "gradient_norm": problem.gradient_norm,
         "gradient_norm_always": math.sqrt(2 * float(inputs.max())),
         "distance": problem.distance,
-        "rounds": places,
-        "gap": gaps,
+        "rounds": list(gaps),
+        "gap": list(gaps.values()),
         **stated,
-        "proven": [expected_gap(problem, i, variance=variance) for i in places],
+        "proven": [expected_gap(problem, i, variance=variance) for i in gaps],
     }
 
 
 def descend(
-    trainer: LocalTrainer,
-    devices: Devices,
-    sketch: CountSketch | None,
-    *,
-    rounds: int,
-    step: float,
-    combine: Literal["mean", "median"],
-    batch_size: int,
-    seed: int,
+    trainer: LocalTrainer, devices: Devices, settings: ConvexSettings, *, seed: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """SGD from zero on the mean of the workers' sketched gradients, as Theorem 2 has it.
 
@@ -551,25 +514,23 @@ def descend(
     generator, key = torch.Generator().manual_seed(seed), SketchKey.from_integer(seed)
     weights = torch.zeros(trainer.dim)
     sizes, starts = devices.sizes[:, None, None], devices.starts[:-1, None, None]
-    shape = (len(devices), 1, batch_size)
-    for index in range(rounds):
+    shape = (len(devices), 1, settings.batch_size)
+    for index in range(settings.rounds):
         drawn = (torch.rand(shape, generator=generator, dtype=torch.float64) * sizes).long()
         gradients = trainer.gradients(weights, devices.examples, Batches(drawn + starts))
         yield weights, gradients.double().square().sum(dim=1)
         mean = gradients.mean(dim=0)
-        if sketch is not None:
-            hashes = key.seed(index)
-            mean = sketch.query(sketch.encode(mean, hashes), hashes, combine=combine)
-        weights = weights - step / math.sqrt(index + 1) * mean
+        if settings.rows:
+            sketch, hashes = CountSketch(trainer.dim, settings.rows, settings.cols), key.seed(index)
+            mean = sketch.query(sketch.encode(mean, hashes), hashes, combine=settings.combine)
+        weights = weights - settings.step / math.sqrt(index + 1) * mean
 
 
 def comparator(examples: Examples, *, steps: int) -> Tensor:
     """Weights of a logistic regression, float64, after so many steps of L-BFGS from zero."""
     inputs, labels = examples.inputs.double(), examples.labels
     model = LogisticRegression(inputs.shape[1], int(labels.max()) + 1).double()
-    parameters = list(model.parameters())
-    for each in parameters:
-        each.data.zero_()
+    parameters = [nn.init.zeros_(each) for each in model.parameters()]
     solver = torch.optim.LBFGS(
         parameters, max_iter=steps, history_size=20, line_search_fn="strong_wolfe"
     )
@@ -581,4 +542,4 @@ def comparator(examples: Examples, *, steps: int) -> Tensor:
         return loss
 
     solver.step(closure)  # type: ignore[no-untyped-call]
-    return torch.cat([each.detach().reshape(-1) for each in parameters])
+    return nn.utils.parameters_to_vector(parameters).detach()

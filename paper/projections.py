@@ -1,4 +1,4 @@
-"""Privacy by random projections: the Sketched Gaussian Mechanism, and Gaussian mixing.
+"""Privacy by random projections: the Sketched Gaussian Mechanism (SGM), and Gaussian mixing.
 
 Both papers multiply data by a Gaussian matrix, add Gaussian noise, and average over the matrix as
 well as over the noise. What is released then is normal with a mean of 0, and only its *variance*
@@ -6,32 +6,47 @@ depends on the data. That is true, and proven here with the exact epsilon (`vari
 for whoever sees the release and **nothing else that depends on the
 matrix**: `KeyTrust.SECRET`. A matrix that is known makes it the plain Gaussian mechanism, with its
 larger epsilon; one that is applied again, to decode or to project other data, tells what it hid.
+
+`projection_cases` has the audits. A projection is part of what a protocol draws, anew for each
+trial, and the adversary has of it what the case says: the message alone (`-secret`, the claim that
+is proven), the projection beside it (`-known`), or what is decoded with it (`-step`, the step that
+the paper's clients take and publish as a model). Of the vectors only the direction in which a
+client's points matters, and a Gaussian projection has no preferred one: the law of what is seen
+along it is the same for every `dim`. So the first column of the projection is drawn, and no other.
+
+Planted errors of the secret ones: `leaked-key`, the projection is public; `key-twice`, the same
+projection served for two releases.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 
 import numpy as np
+import torch
+from scipy import optimize, special, stats
+from torch import Tensor
 
-from diffsketch.errors import check, check_choice, check_positive, check_whole
+from diffsketch.auditing.attacks import Attack, Numbers
+from diffsketch.auditing.audits import DELTAS, PURE_DELTA, Adversary, Case, Game, Neighbours
+from diffsketch.errors import check, check_choice, check_whole
+from diffsketch.privacy import Epsilon, PaperClaim, Relation, Scope, SimulatedClaim, Trust, Unit
 from diffsketch.privacy.accounting import events
-from diffsketch.privacy.claim import (
-    Basis,
-    Epsilon,
-    NoClaim,
-    PaperClaim,
-    Relation,
-    Scope,
-    SimulatedClaim,
-    Trust,
-    Unit,
-)
+from diffsketch.privacy.claim import Basis, Claim
+from diffsketch.privacy.clipping import clip_norm
+from diffsketch.privacy.simulated_noise import NoiseKey
+from diffsketch.sketch import SketchKey
 
-_LARGEST_FOUND = 700.0  # exponentials of more overflow
+DELTA = 1e-5  # that the claims are made for
+_CLIP = 1.0  # norm of a vector, tau in SGM's paper; of a row, C_X in that of mixing
+_LARGEST = 700.0  # exponentials of more overflow
+_ROOT = 1e-12  # how far a root may be from the one that is returned
 _GAMMA_ROUNDING = 1e-9  # relative, and more than incomplete gamma functions lose
+_POINTS = 1001  # of the densities of a step
 
 
 class KeyTrust(StrEnum):
@@ -44,15 +59,15 @@ class KeyTrust(StrEnum):
     SECRET = "secret-key"  # noqa: S105
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class SecretScope(Scope):
     """Scope of a claim that holds while a key is secret, and is used once."""
 
-    trust: KeyTrust = KeyTrust.SECRET  # type: ignore[assignment]
+    trust: KeyTrust  # type: ignore[assignment]
 
-    def __post_init__(self) -> None:
-        for name, kind in (("unit", Unit), ("relation", Relation), ("trust", KeyTrust)):
-            object.__setattr__(self, name, check_choice(name, getattr(self, name), kind))
+    def __init__(self, unit: Unit, relation: Relation, trust: KeyTrust = KeyTrust.SECRET) -> None:
+        super().__init__(unit, relation, Trust.LOCAL)
+        object.__setattr__(self, "trust", check_choice("trust", trust, KeyTrust))
 
     @property
     def viewers(self) -> str:
@@ -60,6 +75,29 @@ class SecretScope(Scope):
         return (
             "anyone who sees the release, but not the key, nor anything else that it was used for,"
         )
+
+
+def least_epsilon(excess: Callable[[float], float]) -> float:
+    """The epsilon from which on a falling function, a delta less the allowed one, is at most 0.
+
+    Never less than that: a root is found up to rounding, which is added. Infinite if it is beyond
+    what can be computed.
+    """
+    if excess(0.0) <= 0:
+        return 0.0
+    if excess(_LARGEST) > 0:
+        return math.inf
+    return float(optimize.brentq(excess, 0.0, _LARGEST, xtol=_ROOT)) + 2 * _ROOT
+
+
+def epsilon_between(first: Numbers, second: Numbers, delta: float) -> float:
+    """The least epsilon of two laws, given as their masses at the same places."""
+
+    def excess(epsilon: float, above: Numbers, below: Numbers) -> float:
+        return float(np.maximum(above - math.exp(epsilon) * below, 0).sum()) - delta
+
+    pairs = ((first, second), (second, first))
+    return max(least_epsilon(partial(excess, above=a, below=b)) for a, b in pairs)
 
 
 def variance_epsilon(cells: int, ratio: float, delta: float) -> float:
@@ -73,68 +111,57 @@ def variance_epsilon(cells: int, ratio: float, delta: float) -> float:
     >>> round(variance_epsilon(1000, 1 + 1 / (1000 * 0.3**2), 1e-5), 4)
     0.9709
     """
-    from scipy.special import gammainc, gammaincc
-
-    check_whole("cells", cells, least=1)
-    check(1 <= ratio < math.inf, "ratio", "be >= 1 and finite", ratio)
-    check(0 < delta < 1, "delta", "be in (0, 1)", delta)
     shape, log, slope = cells / 2, cells * math.log(ratio), 1 - 1 / ratio
 
     def excess(epsilon: float) -> float:
         high, low = ((log + sign * 2 * epsilon) / slope / 2 for sign in (1, -1))
-        weight = math.exp(epsilon)
-        above = gammaincc(shape, high / ratio) - weight * gammaincc(shape, high)
-        below = gammainc(shape, low) - weight * gammainc(shape, low / ratio) if low > 0 else 0.0
+        weight, low = math.exp(epsilon), max(low, 0.0)
+        above = special.gammaincc(shape, high / ratio) - weight * special.gammaincc(shape, high)
+        below = special.gammainc(shape, low) - weight * special.gammainc(shape, low / ratio)
         return float(max(above, below)) - delta * (1 - _GAMMA_ROUNDING)
 
-    if slope == 0 or excess(0.0) <= 0:
-        return 0.0
-    least, most = 0.0, 1.0
-    while excess(most) > 0:
-        least, most = most, 2 * most
-        if most > _LARGEST_FOUND:
-            return math.inf
-    for _ in range(60):
-        middle = (least + most) / 2
-        least, most = (middle, most) if excess(middle) > 0 else (least, middle)
-    return most
+    return least_epsilon(excess)
+
+
+def _secret_claim(unit: Unit, cells: int, ratio: float, how: str) -> SimulatedClaim:
+    event = events.approximate(variance_epsilon(cells, ratio, DELTA), DELTA)
+    scope = SecretScope(unit, Relation.ADD_OR_REMOVE)
+    return SimulatedClaim(scope, event, f"{how} of {cells} numbers")
 
 
 @dataclass(frozen=True)
 class SketchedGaussian:
     """The Sketched Gaussian Mechanism (SGM) of a cohort's sum: `R sum(x) + noise`.
 
-    Each member clips its vector to norm `clip`, projects it with `R` (`size` by `dim`, entries
+    Each member clips its vector to norm 1, projects it with `R` (`size` by `dim`, entries
     `N(0, 1 / size)`), which the round's seed gives to all, and adds `N(0, std**2)` to each number.
 
-    *What the paper claims* (`claim_for`). Over `R` and the noise the sum is normal with variance
+    *What the paper claims* (`claimed`). Over `R` and the noise the sum is normal with variance
     `|sum(x)|**2 / size + members std**2` (its Lemma 2.1), so that the divergence of order `a` is
-    at most `size (a ln(1 - 2u) - ln(1 - 2au)) / (2 (a - 1))` with `u = (clip / std)**2 / size`
+    at most `size (a ln(1 - 2u) - ln(1 - 2au)) / (2 (a - 1))` with `u = 1 / (std**2 size)`
     (Lemmas 2.2, C.3, C.4), and epsilon that plus `ln(1 / delta) / (a - 1)` (Lemma 2.3), the least
     over `a`, as its experiments take it. At a fixed noise it falls with `1 / sqrt(size)`.
 
-    *What of it is true.* That law holds for whoever sees the sum alone: `secret_claim`, with the
-    exact epsilon. Its Theorems 2.2 and 3.1 are about the *model*, though, and get there by
+    *What of it is true.* That law holds for whoever sees a client's message alone: `secret`, with
+    the exact epsilon. Its Theorems 2.2 and 3.1 are about the *model*, though, and get there by
     "post-processing": but the step is `R' (R sum(x) + noise)` (its Algorithm 2), and `R'` is not
     independent of what it decodes. Along the client's own direction `v`, the others' vectors being
-    zero, the step is `|R v|**2 <x, v>` plus noise: the plain Gaussian mechanism's shift of `clip /
+    zero, the step is `|R v|**2 <x, v>` plus noise: the plain Gaussian mechanism's shift of `1 /
     (std sqrt(members))`, whether or not `R` is known. No choice of its constants mends that: with
     `std**2` of the order of `1 / sqrt(size)` the shift grows without bound as `size` does. (The
     claim does not depend on the members. Where they are so many that the shift is small, it may be
     above the Gaussian mechanism's epsilon.)
 
-    *Repaired* (`projected_clip`): projections are clipped as well, and the claim is the Gaussian
-    mechanism's, for whoever knows all but the vectors and the noise.
+    *Repaired* (`repaired`): projections are clipped to norm 1 as well, and the claim is the
+    Gaussian mechanism's, for whoever knows all but the vectors and the noise.
 
     Guarantees (`paper/tests/test_projections.py`): the secret claim is the exact divergence, and
     never above the paper's; the released step exceeds the paper's.
 
     Args:
         size: Numbers of a message, b in the paper.
-        clip: Norm of a vector, tau in the paper.
         std: Standard deviation of the noise of one member, sigma_g in the paper.
-        delta: That the claims are made for.
-        projected_clip: Norm of a projected vector, for the repaired form.
+        members: Clients whose messages are summed.
 
     References:
         Li, Chen, Banerjee (2025), Sketched Gaussian Mechanism for Private Federated Learning
@@ -143,130 +170,253 @@ class SketchedGaussian:
     """
 
     size: int
-    clip: float
     std: float
-    delta: float = 1e-5
-    projected_clip: float | None = None
+    members: int = 1
 
     def __post_init__(self) -> None:
         check_whole("size", self.size, least=1)
-        check_positive("clip", self.clip)
-        check_positive("std", self.std)
-        check(0 < self.delta < 1, "delta", "be in (0, 1)", self.delta)
-        if self.projected_clip is not None:
-            check_positive("projected_clip", self.projected_clip)
+        check_whole("members", self.members, least=1)
+        # Else the divergence is infinite at every order.
+        check(self.size * self.std**2 > 2, "std", "be above sqrt(2 / size)", self.std)
 
-    def claim_for(self, present: int) -> SimulatedClaim | PaperClaim | NoClaim:
-        """The claim of one round if so many contribute: proven only with `projected_clip`."""
-        check_whole("present", present, least=1)
-        scope = Scope(Unit.CLIENT, Relation.ADD_OR_REMOVE, Trust.DISTRIBUTED)
-        if self.projected_clip is not None:
-            multiplier = self.std * math.sqrt(present) / self.projected_clip
-            text = f"Gaussian noise on clipped projections in a sum of {present}"
-            return SimulatedClaim(scope, events.gaussian(multiplier), text)
-        value = self._claimed
-        if math.isinf(value):
-            reason = "the divergence is infinite at every order: size * std**2 <= 2 * clip**2"
-            return NoClaim(scope, reason)
-        source = (
-            "the Sketched Gaussian Mechanism's paper (whose proof is about a message under a "
-            "secret projection, and not about what is decoded)"
-        )
-        return PaperClaim(scope, Epsilon(value, self.delta, 1, Basis.CLAIMED, scope), source)
+    def __str__(self) -> str:
+        several = f", sum of {self.members}" if self.members > 1 else ""
+        return f"SGM, {self.size:,} numbers, noise {self.std:g}{several}"
 
     @property
-    def _claimed(self) -> float:
-        u = (self.clip / self.std) ** 2 / self.size
-        if not 2 * u < 1:
-            return math.inf
+    def total_std(self) -> float:
+        """Standard deviation of the noise in the sum."""
+        return self.std * math.sqrt(self.members)
+
+    @property
+    def claimed(self) -> PaperClaim:
+        """The paper's claim of one round."""
+        u = (_CLIP / self.std) ** 2 / self.size
         # Orders from 1 to 1 / 2u, dense towards both ends.
         share = 1 / (1 + np.exp(-np.linspace(-35, 20, 5000)))
         excess = (1 / (2 * u) - 1) * share  # of the order over 1
         orders = 1 + excess
         with np.errstate(divide="ignore"):
             terms = orders * math.log1p(-2 * u) - np.log(np.maximum(1 - 2 * u * orders, 0))
-        return float(np.min((self.size / 2 * terms + math.log(1 / self.delta)) / excess))
+        value = float(np.min((self.size / 2 * terms + math.log(1 / DELTA)) / excess))
+        source = (
+            "the Sketched Gaussian Mechanism's paper (whose proof is about a message under a "
+            "secret projection, and not about what is decoded)"
+        )
+        return PaperClaim(_SUM, Epsilon(value, DELTA, 1, Basis.CLAIMED, _SUM), source)
 
-    def secret_claim(self, present: int = 1) -> SimulatedClaim | NoClaim:
-        """The claim of one round for those who see the sum, and never anything else of the key.
+    @property
+    def repaired(self) -> SimulatedClaim:
+        """The claim of one round if projections are clipped, too."""
+        text = f"Gaussian noise on clipped projections in a sum of {self.members}"
+        return SimulatedClaim(_SUM, events.gaussian(self.total_std / _CLIP), text)
 
-        The others' sum has the norm at which one more vector changes the variance most.
-        """
-        check_whole("present", present, least=1)
-        check(self.projected_clip is None, "projected_clip", "be None", self.projected_clip)
-        noise = present * self.size * self.std**2
-        worst = (math.sqrt(self.clip**2 + 4 * noise) - self.clip) / 2
-        others = min(worst, (present - 1) * self.clip)
-        ratio = ((others + self.clip) ** 2 + noise) / (others**2 + noise)
-        return _secret_claim(Unit.CLIENT, self.size, ratio, self.delta, "a secret projection")
+    @property
+    def secret(self) -> SimulatedClaim:
+        """The claim for those who see one client's message, and never anything else of the key."""
+        ratio = 1 + _CLIP**2 / (self.size * self.std**2)
+        return _secret_claim(Unit.CLIENT, self.size, ratio, "a secret projection")
+
+
+_SUM = Scope(Unit.CLIENT, Relation.ADD_OR_REMOVE, Trust.DISTRIBUTED)
+SGM = SketchedGaussian(1000, 0.288)
+"""A message of one client, or a sum of one: the claimed epsilon is 3 (delta 1e-5)."""
+PAPER = SketchedGaussian(400_000, 0.0883, members=4)
+"""The paper's vision task at its largest epsilon, and its clients of a round."""
+REPAIRED = SketchedGaussian(1000, 1.0)
+SECRET = SketchedGaussian(100, 0.27)
+"""One with more to see: a shift of about one standard deviation of the sum of squares."""
+
+
+# --- the decoded step ------------------------------------------------------------------------
+
+
+def step_epsilon(mechanism: SketchedGaussian, delta: float) -> float:
+    """The epsilon of one coordinate of the decoded step, the projection unknown: exact.
+
+    The client's vector is all in this coordinate, or 0, and the others' are 0. With `z` the
+    coordinate's column of the projection and `q = |z|**2`, chi-squared over `size`, it is
+    `N(q, total_std**2 q)` or `N(0, total_std**2 q)` given `q`: two mixtures, whose hockey-stick
+    divergence is an integral. A lower bound on the step's epsilon: other coordinates tell more.
+
+    >>> round(step_epsilon(SGM, 1e-5), 2)
+    20.31
+    """
+    half, std = mechanism.size / 2, mechanism.total_std
+    width = 12 / math.sqrt(half)  # twelve standard deviations, of q and of the step
+    far = _CLIP * (1 + width) + 12 * std * math.sqrt(1 + width)
+    q, step = np.linspace(max(1e-9, 1 - width), 1 + width, _POINTS, retstep=True)
+    places, between = np.linspace(-far, far, 2 * _POINTS, retstep=True)
+    weights = stats.gamma.pdf(q, half, scale=1 / half) * step * between
+    first, second = (
+        stats.norm.pdf(places[:, None], mean * q, std * np.sqrt(q)) @ weights
+        for mean in (_CLIP, 0.0)
+    )
+    return epsilon_between(first, second, delta)
+
+
+def sgm_step(mechanism: SketchedGaussian, *, name: str) -> Case:
+    """Make the case of a coordinate of the decoded step, where a client has its vector, or not.
+
+    With `z` the coordinate's column and `w` the noise, it is `|z|**2 + <z, w>`, of which the
+    latter is normal given `z`: so the two are drawn, and not the numbers of a message. The other
+    members' vectors are 0, and known to be.
+
+    Guarantees: the law of what the method decodes (`paper/tests/test_projections.py`).
+    """
+    half, std = mechanism.size / 2, mechanism.total_std
+
+    def play(inputs: Tensor, noise: NoiseKey, _: SketchKey) -> Tensor:
+        shares = special.ndtr(_normal(noise, 0, *inputs.shape).numpy())
+        squared = torch.from_numpy(special.gammaincinv(half, shares) / half)
+        return inputs * squared + std * squared.sqrt() * _normal(noise, 1, *inputs.shape)
+
+    seen = Attack("the coordinate itself", lambda *_: lambda messages: messages[:, 0])
+    worlds = Neighbours(torch.tensor([_CLIP]), torch.zeros(1))
+    return Case(
+        name, f"{mechanism}: the decoded step", mechanism.claimed,
+        Game(play, worlds, Adversary.SECRET_PROJECTION), (seen,), deltas=(PURE_DELTA,), width=100,
+        limit=lambda _, delta: step_epsilon(mechanism, delta),
+    )  # fmt: skip
+
+
+def _normal(key: NoiseKey, index: int, *shape: int) -> Tensor:
+    source = key.source(worker=index, round_index=0)
+    return source.normal(shape, 1.0, dtype=torch.float64)
+
+
+# --- messages and releases -------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class GaussianMixing:
-    """Gaussian mixing of a table of data: `S X + std Z`, with `S` and `Z` standard normal.
+class HiddenPoint:
+    """A projection along the direction of one point: `point z + others r + noise w`.
 
-    `X` has a row for each example, of norm `clip` at most; the release has `size` rows, each a
+    `z`, `r` and `w` are standard normal: `z` and `r` are what the projection makes of the point
+    under attack and of all others, `w` is fresh in each release. With `z` and `r` secret, the point
+    changes nothing but the variance.
+    """
+
+    size: int  # numbers
+    point: float
+    others: float
+    noise: float
+
+    def case(
+        self, name: str, title: str, claim: Claim, *, rounds: tuple[float, ...] = (1.0,),
+        known: bool = False, clip: float | None = None, deltas: tuple[float, ...] = DELTAS,
+        planted: str | None = None,
+    ) -> Case:  # fmt: skip
+        """Make the case of the point, or nothing: in each of the `rounds`, times their numbers.
+
+        With the projection known beside it, or without; of a claim whose projections are clipped,
+        with their `clip`.
+        """
+        size = self.size
+
+        def play(inputs: Tensor, noise: NoiseKey, _: SketchKey) -> Tensor:
+            drawn = _normal(noise, 0, len(inputs), 1, size) * self.point
+            seen = inputs[..., None] * drawn
+            seen = seen if clip is None else clip_norm(seen, clip)
+            seen = seen + self.noise * _normal(noise, 1, len(inputs), len(rounds), size)
+            if known:  # who knows the projection takes the others off
+                return torch.cat([seen, drawn], dim=-1)
+            return seen + self.others * _normal(noise, 2, len(inputs), 1, size)
+
+        first = torch.tensor(rounds, dtype=torch.float64)
+        adversary = Adversary.ALL_KNOWN if known else Adversary.SECRET_PROJECTION
+        variance = self.others**2 + self.noise**2
+        cells, ratio = size * sum(map(bool, rounds)), 1 + self.point**2 / variance
+        is_secret = isinstance(claim.scope, SecretScope)
+        return Case(
+            name, title, claim, Game(play, Neighbours(first, torch.zeros_like(first)), adversary),
+            (self._aligned() if known else self._variances(rounds),), rounds=len(rounds),
+            deltas=deltas, planted=planted, simulated=isinstance(claim, SimulatedClaim),
+            width=2 * size,
+            # What the correct release tells: one with a key of its own in each round.
+            limit=(lambda _, delta: variance_epsilon(cells, ratio, delta)) if is_secret else None,
+        )  # fmt: skip
+
+    def _aligned(self) -> Attack:
+        """Attack with the projection: messages come first, then what the point becomes."""
+        name, size = "likelihood ratio (projection known)", self.size
+        return Attack(name, lambda *_: lambda seen: (seen[:, :size] * seen[:, size:]).sum(axis=1))
+
+    def _variances(self, rounds: tuple[float, ...]) -> Attack:
+        """Attack a variance, or the covariance of several rounds, by the likelihood ratio."""
+        count = len(rounds)
+        without = self.others**2 + self.noise**2 * np.eye(count)
+        point = self.point**2 * np.outer(rounds, rounds)
+        weights = np.linalg.inv(without) - np.linalg.inv(without + point)
+
+        def score(seen: Numbers) -> Numbers:
+            cells = seen.reshape(len(seen), count, self.size)
+            return np.asarray(np.einsum("tik,ij,tjk->t", cells, weights, cells))
+
+        return Attack("likelihood ratio (variance)", lambda *_: score)
+
+
+def message_of(mechanism: SketchedGaussian) -> HiddenPoint:
+    """A message of one client, whose vector is 0 or has norm 1."""
+    return HiddenPoint(mechanism.size, _CLIP / math.sqrt(mechanism.size), 0.0, mechanism.std)
+
+
+def mixing_claim(size: int, gamma: float) -> SimulatedClaim:
+    """The claim of Gaussian mixing of a table of data, `S X + std Z`; S and Z are standard normal.
+
+    `X` has a row for each example, of norm 1 at most; the release has `size` rows, each a
     random combination of all. Given `X`, its rows are independent and normal with the covariance
     `X'X + std**2`. Taking out an example `x` changes the variance along one direction only, by the
-    factor `1 - x' (X'X + std**2)^-1 x >= 1 - 1 / gamma`, `gamma = (least_eigenvalue + std**2) /
-    clip**2`: so epsilon is at most that of `size` numbers with a variance of 1 or of
-    `gamma / (gamma - 1)`, and exactly that if `least_eigenvalue >= clip**2`. (An example has that
+    factor `1 - x' (X'X + std**2)^-1 x >= 1 - 1 / gamma`, `gamma = least_eigenvalue + std**2`:
+    so epsilon is at most that of `size` numbers with a variance of 1 or of
+    `gamma / (gamma - 1)`, and exactly that if `least_eigenvalue >= 1`. (An example has that
     much along its own direction: with a smaller promise the bound is above what is true.) The paper
     bounds the same law by Rényi divergences (its Lemma 1, whose proof was checked).
 
     *Its conditions.* `S` is secret from all who see the release, is drawn anew for each, and serves
     for nothing else. `least_eigenvalue` is public, and bounds `X'X` from below for the larger of
     two neighbours, the data set with the example in it; 0 always does. (Without it, an eigenvalue
-    may be smaller by `clip**2`.) And `gamma > 1`, else nothing is claimed.
+    may be smaller by 1.) And `gamma > 1`, else nothing is claimed.
 
     It estimates `X'X`, and no mean of rows: the mean of `S` is 0, and to undo `S` one has to know
     it. The paper's Algorithm 1, which estimates the least eigenvalue privately, is not judged.
-
-    Args:
-        size: Rows of the release, k in the paper.
-        clip: Norm of a row of the data, C_X in the paper.
-        std: Standard deviation of the noise, sigma in the paper.
-        least_eigenvalue: Of `X'X` with the example, lambda_min in the paper.
-        delta: That the claim is made for.
 
     References:
         Lev, Srinivasan, Shenfeld, Ligett, Sekhari, Wilson (2025), The Gaussian Mixing Mechanism
         (arXiv 2505.24603), read with its appendix, in a copy that had lost some displayed formulas.
     """
-
-    size: int
-    clip: float
-    std: float
-    least_eigenvalue: float = 0.0
-    delta: float = 1e-5
-
-    def __post_init__(self) -> None:
-        check_whole("size", self.size, least=1)
-        check_positive("clip", self.clip)
-        check(0 <= self.std < math.inf, "std", "be >= 0 and finite", self.std)
-        least = self.least_eigenvalue
-        check(0 <= least < math.inf, "least_eigenvalue", "be >= 0 and finite", least)
-        check(0 < self.delta < 1, "delta", "be in (0, 1)", self.delta)
-
-    @property
-    def gamma(self) -> float:
-        """The least variance of what is mixed in any direction, in squared norms of a row."""
-        return (self.least_eigenvalue + self.std**2) / self.clip**2
-
-    @property
-    def claim(self) -> SimulatedClaim | NoClaim:
-        """The claim of one release, for whoever learns nothing else of `S`."""
-        if not self.gamma > 1:
-            scope = SecretScope(Unit.EXAMPLE, Relation.ADD_OR_REMOVE)
-            return NoClaim(scope, f"mixing needs gamma > 1, and gamma = {self.gamma:.4g}")
-        ratio = self.gamma / (self.gamma - 1)
-        return _secret_claim(Unit.EXAMPLE, self.size, ratio, self.delta, "Gaussian mixing")
+    check(gamma > 1, "gamma", "be > 1 for a claim", gamma)
+    return _secret_claim(Unit.EXAMPLE, size, gamma / (gamma - 1), "Gaussian mixing")
 
 
-def _secret_claim(
-    unit: Unit, cells: int, ratio: float, delta: float, how: str
-) -> SimulatedClaim | NoClaim:
-    scope, value = SecretScope(unit, Relation.ADD_OR_REMOVE), variance_epsilon(cells, ratio, delta)
-    if math.isinf(value):
-        return NoClaim(scope, f"epsilon is in the hundreds for {how} of {cells} numbers")
-    return SimulatedClaim(scope, events.approximate(value, delta), f"{how} of {cells} numbers")
+# An example of norm 1, in the release or not, among others of an eigenvalue of 6.5 and noise of a
+# variance of 0.5: gamma is 8 with the example's own.
+MIXING = HiddenPoint(64, 1.0, math.sqrt(6.5), math.sqrt(0.5))
+
+
+def projection_cases() -> dict[str, Case]:
+    """The cases by name. The claims of the first three are the paper's, those of others proven."""
+    shown = "message and projection"
+    listed = [
+        sgm_step(SGM, name="sgm-step"),
+        sgm_step(PAPER, name="sgm-step-paper"),
+        message_of(SGM).case(
+            "sgm-known", f"{SGM}: {shown}", SGM.claimed, known=True, deltas=(PURE_DELTA,)
+        ),
+        message_of(REPAIRED).case(
+            "sgm-repaired", f"{REPAIRED}: {shown}", REPAIRED.repaired, known=True, clip=_CLIP
+        ),
+    ]
+    mixing = "Gaussian mixing, 64 rows, gamma 8", mixing_claim(MIXING.size, 8.0)
+    for name, release, (title, claim), twice in (
+        ("sgm-secret", message_of(SECRET), (f"{SECRET}: message", SECRET.secret), (1.0, 1.0)),
+        # A second release of the others alone, in both worlds.
+        ("mixing-secret", MIXING, mixing, (1.0, 0.0)),
+    ):
+        leaked, reused = "the projection is public", "one projection for two releases"
+        listed += [
+            release.case(name, title, claim),
+            release.case(f"{name}+leaked-key", title, claim, known=True, planted=leaked),
+            release.case(f"{name}+key-twice", title, claim, rounds=twice, planted=reused),
+        ]
+    return {case.name: case for case in listed}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -28,16 +27,9 @@ _READINGS = {"percentile": ("sizes", "signed"), "added": ("laplace", "gaussian")
 
 
 def signed_alpha(vectors: Tensor) -> Tensor:
-    """Return the 90th percentile of each vector's coordinates (float64); 0 where it is negative.
-
-    Interpolated as `numpy.quantile` does.
-    """
-    place = 0.9 * (vectors.shape[-1] - 1)
-    below = math.floor(place)
-    above = min(below + 1, vectors.shape[-1] - 1)
-    ordered = torch.from_numpy(np.partition(vectors.cpu().numpy(), (below, above)))
-    low, high = (ordered[..., at].double() for at in (below, above))
-    return (low + (high - low) * (place - below)).clamp(min=0).to(vectors.device)
+    """Return the 90th percentile of each vector's coordinates (float64); 0 where it is negative."""
+    percentiles = np.quantile(vectors.double().cpu().numpy(), 0.9, axis=-1)
+    return torch.from_numpy(percentiles).clamp(min=0).to(vectors.device)
 
 
 @register
@@ -71,17 +63,13 @@ class DiffSketchReading(DiffSketch):
     def _noise_share(self, claimed: Tensor) -> Tensor | float:
         return 0.0 if self.added == "gaussian" else super()._noise_share(claimed)
 
-    @cached_property
-    def _multiplier(self) -> float:
-        """The standard deviation of the Gaussian noise, in sensitivities."""
-        return gaussian_multiplier(epsilon=self.per_round, delta=_DELTA, rounds=1)
-
     def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
         encoded = super()._encode(batch, seed, noise)
         if self.added == "laplace" or encoded.noised is None:
             return encoded
         tables, (alpha, _) = encoded.messages, self._alpha_and_sigma(batch)
-        scales = 2 * math.sqrt(self.rows) * self._multiplier * alpha * encoded.noised
+        multiplier = gaussian_multiplier(epsilon=self.per_round, delta=_DELTA, rounds=1)
+        scales = 2 * math.sqrt(self.rows) * multiplier * alpha * encoded.noised
         drawn = noise.normal(tuple(tables.shape), 1.0, dtype=tables.dtype).to(tables.device)
         scales = scales.to(tables.dtype).reshape(-1, *(1,) * (tables.dim() - 1))
         return replace(encoded, messages=torch.addcmul(tables, drawn, scales))

@@ -15,11 +15,10 @@ from paper.jobs import Store
 
 @dataclass(frozen=True)
 class Recorded:
-    """Results by the keys of their jobs, and what they were made by."""
+    """Results of jobs by key, each with the source that made it ("" for the run's own)."""
 
-    by_key: Mapping[str, Mapping[str, Any]]
-    versions: Mapping[str, str]
-    sources: Mapping[str, str]  # by key, where another source made it than the run's
+    by_key: Mapping[str, tuple[Mapping[str, Any], str]]
+    versions: Mapping[str, str]  # of the run
 
     @classmethod
     def read(cls, path: Path) -> Recorded:
@@ -34,17 +33,14 @@ class Recorded:
                 f"{path}: must be the results of a full run, with the format {FORMAT!r}, got "
                 f"format={data.get('format')!r}, reduced={data.get('reduced')!r}"
             )
-        by_key: dict[str, Mapping[str, Any]] = {}
-        sources: dict[str, str] = {}
+        by_key = {}
         for experiment in data["experiments"].values():
-            for one in experiment["runs"]:
-                by_key[one["key"]] = _run_of(one, experiment["facts"])
-            for one in experiment["measurements"]:
-                by_key[one["key"]] = one["result"]
-            for one in (*experiment["runs"], *experiment["measurements"]):
-                if "source" in one:
-                    sources[one["key"]] = one["source"]
-        return cls(by_key, data["versions"], sources)
+            for run in experiment["runs"]:
+                result = _run_of(run, experiment["facts"])
+                by_key[run["key"]] = result, run.get("source", "")
+            for item in experiment["measurements"]:
+                by_key[item["key"]] = item["result"], item.get("source", "")
+        return cls(by_key, data["versions"])
 
     def results(
         self, experiments: Sequence[Experiment], store: Store, *, source: str
@@ -53,17 +49,14 @@ class Recorded:
 
         `source` is the digest that stands for what is in the store.
         """
-        found: dict[Job, Mapping[str, Any]] = {}
+        results: dict[Job, Mapping[str, Any]] = {}
         sources: dict[str, str] = {}
-        for job in dict.fromkeys(job for each in experiments for job in each.jobs):
-            result = self.by_key.get(job.key)
+        for job in {job for each in experiments for job in each.jobs}:
+            result, later = self.by_key.get(job.key) or (store.find(job), source)
             if result is not None:
-                found[job] = result
-                if job.key in self.sources:
-                    sources[job.key] = self.sources[job.key]
-            elif (result := store.find(job)[0]) is not None:
-                found[job], sources[job.key] = result, source
-        return found, sources
+                results[job] = result
+                sources |= {job.key: later} if later else {}
+        return results, sources
 
 
 def _run_of(record: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:

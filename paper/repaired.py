@@ -32,7 +32,6 @@ from diffsketch.sketch.hashing import HashSeed, columns_and_signs
 
 MOST_CELLS = 4096
 """Tables up to this size are factored: a dense matrix of 128 MiB. Of others nothing is proven."""
-_PIECE = 1 << 18  # coordinates that are hashed at a time
 _UNIT = 2.0**-53  # of rounding
 _SCOPE = Scope(Unit.COORDINATE, Relation.REPLACE, Trust.LOCAL)
 
@@ -56,17 +55,10 @@ def coordinate_reach(sketch: CountSketch, seed: HashSeed, dim: int) -> float | N
     margin = 16 * cells * _UNIT * trace * size
     if not margin < 1e-3:
         return None
-    largest, first_cells = 0.0, np.arange(sketch.rows)[:, None] * sketch.cols
-    for first in range(0, dim, _PIECE):
-        some = np.arange(first, min(first + _PIECE, dim))
-        columns, signs = columns_and_signs(some, seed, layout=sketch.layout)
-        at, signs = columns + first_cells, signs.astype(np.float64)
-        form = np.zeros(at.shape[1])
-        for j in range(sketch.rows):
-            form += inverse[at[j], at[j]]
-            for k in range(j):
-                form += 2 * signs[j] * signs[k] * inverse[at[j], at[k]]
-        largest = max(largest, float(form.max()))
+    columns, signs = columns_and_signs(np.arange(dim), seed, layout=sketch.layout)
+    cells_of = columns + np.arange(sketch.rows)[:, None] * sketch.cols  # (rows, dim)
+    blocks = inverse[cells_of[:, None], cells_of]  # (rows, rows, dim)
+    largest = float(np.einsum("ji,ki,jki->i", signs, signs, blocks).max())
     return largest + 4 * margin * size * sketch.rows
 
 

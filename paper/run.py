@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 
 import paper.readings
-import paper.repaired
-import paper.rotated  # noqa: F401 - all three register their methods
+import paper.repaired  # noqa: F401 - both register their methods
 from diffsketch.cli import main
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ CHIPS = {
     "holds in part": "part",
     "fails": "fails",
     "not measured": "unmeasured",
+    "undecided": "unmeasured",
+    "not for an experiment": "unmeasured",
     "not judged": "unmeasured",
 }
 APART = "counted apart"

@@ -34,10 +34,11 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy import optimize, stats
+from scipy import special, stats
 
 from diffsketch.auditing.attacks import Numbers
 from diffsketch.errors import check
+from paper.projections import epsilon_between
 
 _REACH = 9.0  # standard deviations of a cell that are integrated over
 _POINTS = 900  # in each direction
@@ -62,8 +63,7 @@ def exact_epsilon(dim: int, *, alpha: float, delta: float) -> float:
     points = (np.arange(_POINTS) + 0.5) * far / _POINTS
 
     def cell(values: Numbers, variances: Numbers) -> Numbers:
-        inner = np.exp(-(values[:, None] ** 2) / (2 * variances))
-        return np.asarray(inner / np.sqrt(2 * math.pi * variances))
+        return np.asarray(stats.norm.pdf(values[:, None], scale=np.sqrt(variances)))
 
     def moved(variances: Numbers) -> Numbers:
         both = cell(points - alpha, variances) + cell(points + alpha, variances)
@@ -72,16 +72,8 @@ def exact_epsilon(dim: int, *, alpha: float, delta: float) -> float:
     left, right = cell(points, counts), cell(points, others - counts)
     nothing = (left * weights) @ right.T
     both = (moved(counts) * weights) @ right.T + (left * weights) @ moved(others - counts).T
-    area, something = 4 * (far / _POINTS) ** 2, both / 2
-
-    def excess(epsilon: float, first: Numbers, second: Numbers) -> float:
-        return float(np.maximum(first - math.exp(epsilon) * second, 0).sum()) * area - delta
-
-    pairs = ((something, nothing), (nothing, something))
-    return max(
-        optimize.brentq(excess, 0.0, 50.0, args=pair, xtol=1e-7) if excess(0.0, *pair) > 0 else 0.0
-        for pair in pairs
-    )
+    area = 4 * (far / _POINTS) ** 2
+    return epsilon_between(both / 2 * area, nothing * area, delta)
 
 
 def epsilon_bound(dim: int, rows: int, cols: int, *, alpha: float, delta: float) -> float:
@@ -111,15 +103,14 @@ def excess_bound(low: float, high: float, rows: int, *, alpha: float, delta: flo
 
 
 def _eigenvalues(count: int, rows: int, cols: int, *, failure: float) -> tuple[float, float]:
-    """Bounds on the Gram matrix's eigenvalues, both right but with probability `failure`."""
+    """Bounds on the Gram matrix's eigenvalues, both right but with probability `failure`.
+
+    They are the mean times the two roots of `y ln y - y + 1 = needed`, below and above 1: both
+    branches of Lambert's function. There is none below 1 if `needed` is not.
+    """
     mean, cells = count / cols, rows * cols
     needed = math.log(2 * cells / failure) * rows / mean
-
-    def short(by: float) -> float:
-        return by + (1 - by) * math.log1p(-by) - needed if by < 1 else 1 - needed
-
-    def long(by: float) -> float:
-        return (1 + by) * math.log1p(by) - by - needed
-
-    low = 1 - optimize.brentq(short, 0.0, 1.0) if needed < 1 else 0.0
-    return low * mean, (1 + optimize.brentq(long, 0.0, 10 + 10 * needed)) * mean
+    place = (needed - 1) / math.e
+    low = math.exp(1 + special.lambertw(place, -1).real) if needed < 1 else 0.0
+    high = math.exp(1 + special.lambertw(place).real)
+    return low * mean, high * mean

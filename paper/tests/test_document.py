@@ -21,10 +21,10 @@ from diffsketch.pages.exhibits import (
 )
 from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
 from paper.claims import ClaimVerdict, Standing, statements
-from paper.document import Made, documents, page_of, write_document
+from paper.document import Made, page_of, write_document
 from paper.experiments import load
 from paper.figures import Figure
-from paper.markdown import image_link, table_markdown
+from paper.markdown import documents, image_link, table_markdown
 from paper.scoreboard import ClaimedPage, ClaimedSection, VerdictEntry
 from tests.pages import sample
 
@@ -35,17 +35,18 @@ PLOT = Plot(
     (Series("DiffSketch", (1.0, 2.0), (0.5, 0.8), epsilon=EPSILON),), caption="Mean over 5 seeds.",
 )  # fmt: skip
 RUNS = Table("mnist-runs", "All runs", ("method", "epsilon"), (("DiffSketch | ours", EPSILON),))
-DEVIATIONS = Table("mnist-details-deviations", "", ("what", "why"), (("1 <b>", "2 *times*"),))
-COMMANDS = Table("mnist-details-commands", "", ("what", "command"),
-                 (("all of it", "python -m paper mnist"),))  # fmt: skip
+VALUES = Table("mnist-details-values", "In the paper", ("setting", "in the paper"),
+               (("rounds", "not | given"),))  # fmt: skip
+DEVIATIONS = Table(
+    "mnist-details-deviations", "Our choices", ("what", "why"), (("1 <b>", "2 *times*"),)
+)
 VERDICT = VerdictEntry("marginal", "Little | loss", "holds in part", "20-50x <b>", "abstract",
                   "in 1 of 2", "3_000 bytes.", rule="At least 5.")  # fmt: skip
 SECTION = ClaimedSection(
     "mnist", "MNIST* <script>", exhibits=(PLOT,), badge="Figure 3", verdicts=(VERDICT,),
     row={"the paper says": "It | is.", "we find": "50%", "proven instead": "1"},
     notes=("Better on MNIST* by 3_000: `code <b>` and <b>.",),
-    details={"Numbers": (RUNS,), "Where this is not as in the paper": (DEVIATIONS,),
-             "Commands": (COMMANDS,)},
+    details={"Numbers": (RUNS,), "In the paper": (VALUES,), "Our choices": (DEVIATIONS,)},
 )  # fmt: skip
 APART = replace(VERDICT, name="bits", label="Bits", standing="fails", aside="slip")
 READING = Section("reading", "Reading")
@@ -62,18 +63,20 @@ def test_it_has_all_parts_in_order_as_they_are() -> None:
     assert list(found) == ["reproduction.md", *(f"reproduction/{name}.md" for name in names)]
     orders = (
         ["# Run again", "What came out.", "**Of 2 distinct claims: 1.**",
-         "| [Figure 3](reproduction/mnist.md) |", "| --- |",
-         "| ![MNIST\\* \\<script\\>](images/reproduction/small-mnist.png) |",
-         "| The paper: It \\| is. |", "| Ours: holds in part 1 |",
+         '| <img alt="Figure 3" src="images/reproduction/small-mnist.png" width="120"> |',
+         "| --- |",
+         "| **[Figure 3](reproduction/mnist.md)** The paper: It \\| is. "
+         "**Ours:** 1 holds in part. |",
          "[Others](reproduction/apart.md)", "Versions: torch 2; Seeds: 0."],
         ["# Figure 3: MNIST\\* \\<script\\>",
          "![50x \\| epsilon 1](../images/reproduction/mnist-50x.svg)", "Mean over 5 seeds.",
-         "[To the summary](../reproduction.md)", "**The paper says.** It | is.",
-         "**We find.** 50%", "**Proven instead.** 1", "**Our choices, not the paper's:**",
-         "- 1 \\<b\\>", "## Claims and rules",
+         "[Summary](../reproduction.md)", "**The paper says.** It \\| is.",
+         "**We find.** 50%", "**Proven instead.** 1", "| rounds | not \\| given |",
+         "**Our choices:**", "- 1 \\<b\\>", "## Claims",
          "| “20-50x \\<b\\>” (abstract) | holds in part: in 1 of 2 | 3\\_000 bytes.",
-         "## Data", "[All runs](data/mnist-runs.csv)", "Made by `python -m paper mnist`"],
-        ["# Others", "## Claims and rules", "| Bits (abstract) | fails: in 1 of 2 (slip) |"],
+         "## Data", "[All runs](data/mnist-runs.csv), plots: `data/mnist-*.csv`.",
+         "Made by `python -m paper mnist`"],
+        ["# Others", "## Claims", "| Bits (abstract) | fails: in 1 of 2 (slip) |"],
         ["# Reading", "## How to run it", "python -m paper --redraw docs"],
     )  # fmt: skip
     for text, order in zip(found.values(), orders, strict=True):
@@ -84,6 +87,17 @@ def test_it_has_all_parts_in_order_as_they_are() -> None:
         assert ">" not in [line[:1] for line in text.splitlines()]
     notice = documents(replace(PAGE, notice="Reduced run (`--quick`)."))["reproduction.md"]
     assert notice.splitlines()[2] == "> **Reduced run (`--quick`).**"
+
+
+def test_figures_are_in_two_rows_and_those_without_a_claim_are_only_linked() -> None:
+    plots = [replace(PLOT, name=f"plot-{number}") for number in range(4)]
+    sections = [replace(SECTION, name=f"s{number}", exhibits=(plot,), details={})
+                for number, plot in enumerate(plots)]  # fmt: skip
+    sections[3] = replace(sections[3], verdicts=())
+    summary = documents(replace(PAGE, sections=(*sections, READING)))["reproduction.md"]
+    table = [line for line in summary.splitlines() if line.startswith("|")]
+    assert [line.count("small-") for line in table] == [2, 0, 0, 1, 0]
+    assert "[Figure 3](reproduction/s3.md), [Reading]" in summary
 
 
 def test_a_section_without_a_plot_shows_its_first_table_with_epsilons_in_full() -> None:
@@ -112,7 +126,7 @@ def test_the_documents_of_the_recorded_run_are_short_and_begin_with_their_figure
 def test_every_claim_is_on_the_page_once_beside_its_figure() -> None:
     verdicts = dict.fromkeys(statements(), ClaimVerdict(Standing.FAILS, "5.", "it does"))
     plots = tuple(replace(PLOT, name=f"plot-{number}") for number in range(8))
-    figure = Figure("Lead.", (*plots, RUNS), proven=(replace(RUNS, name="proven"),), facts={})
+    figure = Figure((*plots, RUNS), proven=(replace(RUNS, name="proven"),))
     figures = [(load(name, reduced=False, complete=False), figure) for name in ("mnist", "audit")]
     exhibits = [replace(one, name=f"audit-{one.name}") for one in figure.exhibits]
     proven = (replace(RUNS, name="audit-proven"),)
@@ -128,7 +142,7 @@ def test_every_claim_is_on_the_page_once_beside_its_figure() -> None:
     }
     assert sorted(chain.from_iterable(shown.values())) == sorted(one.name for one in statements())
     assert "theorem-1" in shown["audit"]
-    assert "mnist-accuracy" in shown["mnist"]
+    assert "mnist-communication" in shown["mnist"]
     assert "cpsgd-panels" in shown["apart"]  # was not run
     assert "lemma-2" in shown["textbook"]
     section = page.sections[3]
@@ -137,6 +151,13 @@ def test_every_claim_is_on_the_page_once_beside_its_figure() -> None:
     assert same.aside == "says the same: Theorem 1"
     section = page.sections[1]
     assert list(section.row) == ["the paper says", "we find", "proven instead"]
+    # What epsilons are worth, and how readings were chosen, is on the pages in Markdown, too.
+    assert "coordinate unit, replace, local trust" in section.row["proven instead"]
+    reading = documents(page)["reproduction/reading.md"]
+    assert "the reading that does best counts" in reading
+    assert "{" not in reading
+    (configured,) = (one.text for one in page.sections if one.name == "configurations")
+    assert configured == ("No row makes two of these claims hold, of what was measured.",)
     assert len(section.exhibits) == 6  # the rest is folded away
     assert [one.name for one in section.details["Further plots"]] == ["plot-6", "plot-7"]
     assert section.badge == "Figure 3"

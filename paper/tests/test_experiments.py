@@ -38,11 +38,10 @@ what = "Small."
 why = "Quick."
 
 {tiny.COMMON}
-rows = 5
 {tiny.RUNS}{tiny.MEASURE}
 [options]
 scale = [1, 2]
-{tiny.QUICK}"""
+"""
 
 
 @pytest.fixture
@@ -63,7 +62,6 @@ def test_everything_is_read(folder: Path) -> None:
     plain, sketch = found.variants
     assert (plain.name, plain.panels, plain.group) == ("plain", ("a", "b"), "paper")
     assert (sketch.name, sketch.panels, sketch.group) == ("sketch", ("a",), "ablation")
-    # A common setting of methods goes to those that have it; a run's own goes first.
     assert "rows" not in plain.settings
     assert (sketch.settings["rows"], sketch.settings["cols"]) == (3, 22)
     # With what the task has, without the seed.
@@ -72,17 +70,16 @@ def test_everything_is_read(folder: Path) -> None:
     assert len(found.jobs) == 2 * 5 + 1
 
 
-def test_quick_replaces(folder: Path) -> None:
-    text = WHOLE.replace('method = "none"', 'method = "none"\nrounds = 100')
-    tiny.write(folder, "tiny", text)
+def test_quick_takes_one_seed_and_fewer_rounds_and_trials(folder: Path) -> None:
+    text = WHOLE.replace('method = "none"', 'method = "none"\nrounds = 100\nseeds = 7')
+    tiny.write(folder, "tiny", text.replace("[1, 2] }", "[1, 2], trials = 30000 }"))
     full, less = (load("tiny", reduced=reduced, folder=folder) for reduced in (False, True))
-    assert [one.settings["rounds"] for one in full.variants] == [100, 6]
-    assert [one.settings["rounds"] for one in less.variants] == [4]
-    assert [one.panels for one in less.variants] == [("b",)]
-    assert (less.seeds, less.measurements[0].seeds, less.reduced) == (1, 1, True)
-    assert list(less.measurements[0].settings["numbers"]) == [1]
-    outline = load("tiny", reduced=True, folder=folder, complete=False)
-    assert [one.settings["rounds"] for one in outline.variants] == [4]
+    for experiment, rounds, trials in ((full, [100, 6], 30000), (less, [10, 2], 3000)):
+        assert [each.settings["rounds"] for each in experiment.variants] == rounds
+        assert experiment.measurements[0].settings["trials"] == trials
+    assert [each.panels for each in less.variants] == [each.panels for each in full.variants]
+    assert (less.seeds, len(less.jobs), less.reduced) == (1, 3, True)
+    assert (len(full.jobs), full.reduced) == (7 + 5 + 1, False)
 
 
 def test_the_same_run_is_the_same_however_it_is_written(folder: Path) -> None:
@@ -118,16 +115,15 @@ def test_names_and_places(folder: Path) -> None:
         ('drawing = "tiny"', 'drawing = "tine"', "drawing must be one of curves"),
         ('drawing = "tiny"', 'drawing = "tiny"\nseeds = 0', "seeds must be greater than or equal"),
         ("[options]", "[option]", "unknown key 'option'"),
-        ("workers = 3", "worker = 3", "[common]: unknown key 'worker'; did you mean workers"),
+        ("workers = 3", "worker = 3", "[[run]] 1: unknown key 'worker'; did you mean workers"),
         ("workers = 3", "workers = 0", "workers must be a whole number >= 1, got workers=0"),
-        ("workers = 3", "seed = 3", "[common]: seed must not be given"),
-        ("rows = 5", "claimed = 5", "[common]: claimed must be a setting of one of the methods"),
+        ("rounds = 6", "claimed = 5", "[[run]] 'plain': claimed must not be given"),
+        ("workers = 3", "seed = 3", "[[run]] 1: seed must not be given"),
         ('panels = ["a", "b"]', 'panels = ["b", "b"]', "got name='plain' twice in 'b'"),
         ('group = "ablation"', 'group = "x"', "run 1 group must be 'paper'"),
-        ('method = "none"', 'method = "none"\nrows = 2', "[[run]] 1 (plain): rows must not be"),
+        ('method = "none"', 'method = "none"\nrows = 2', "[[run]] 'plain': rows must not be"),
         ('kind = "tiny"', 'kind = "tin"', "measure 0 kind must be one of"),
         ('name = "sum"\n', "", "measure 0 name must be given"),
-        ("common = { rounds = 4 }", "commons = { rounds = 4 }", "unknown key 'quick commons'"),
     ],
 )
 def test_mistakes(folder: Path, old: str, new: str, said: str) -> None:
@@ -177,17 +173,8 @@ def test_files_of_the_package_fit_together(loaded: dict[tuple[str, bool], Experi
         full, less = (loaded[name, reduced] for reduced in (False, True))
         assert (full.reduced, less.reduced) == (False, True)
         assert len(less.jobs) <= len(full.jobs)
-        rounds = [
-            max((int(str(one.settings["rounds"])) for one in some.variants), default=0)
-            for some in (full, less)
-        ]
-        assert rounds[1] <= rounds[0]
-        # Of a figure that was left out nothing would be seen.
-        assert {one.name for one in less.measurements} == {one.name for one in full.measurements}
-        panels = {panel for one in full.variants for panel in one.panels}
-        assert {*full.panels, *full.quick.panels} <= panels
-        measured = {key for one in full.measurements for key in one.settings}
-        assert set(full.quick.measure) <= measured
+        panels = {panel for each in full.variants for panel in each.panels}
+        assert full.panels.keys() <= panels
     about = loaded["choices", False]
     assert about.panels.keys() == {panel for one in about.variants for panel in one.panels}
 

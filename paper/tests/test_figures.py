@@ -1,133 +1,99 @@
-"""Figures of distributions, Theorem 2, data sets and cpSGD: known results in, known numbers out."""
+"""Plots, tables and facts of records, as an entry of `figures.toml` describes them."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
-from diffsketch.pages.exhibits import Table
-from diffsketch.privacy.claim import Basis, Epsilon
-from paper.experiments import (
-    MEASUREMENTS,
-    Experiment,
-    Measurement,
-    Results,
-    function_of,
-    load,
-)
-from paper.figures import (
-    density,
-    draw_convergence,
-    draw_cpsgd,
-    draw_datasets,
-    draw_distributions,
-    slope,
-)
-from paper.tests.made_up import checked, experiment_of
+from diffsketch.pages.exhibits import Mark, Table
+from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
+from paper import figures
+from paper.experiments import Variant
+from paper.figures import COORDINATE, draw, exhibits_of
+from paper.tests.made_up import experiment_of
 
-SHAPES: dict[str, Any] = {"task": "mnist", "method": "none", "rounds": 5, "vectors": 3}
-CONVEX: dict[str, Any] = {"rounds": 20, "step": 0.2, "rows": 3, "cols": 40, "failure": 0.1,
-                          "comparator_steps": 3}  # fmt: skip
+PLOT: dict[str, Any] = {
+    "name": "{panel}", "title": "Of {panel}", "x": {"field": "x", "label": "x"},
+    "y": {"field": "y", "label": "y"}, "low": "low", "high": "high",
+    "series": [{"of": "points", "name": "{line}"}],
+    "marks": [{"of": "points", "value": "y", "label": "first of {line}"}],
+}  # fmt: skip
 
 
-def results_of(experiment: Experiment) -> Results:
-    return {
-        job: function_of(MEASUREMENTS[job.kind])(
-            job.settings, seed=job.seed, on_progress=lambda _: None
-        )
-        for job in experiment.jobs
+def point(line: str, x: float, y: Any, **more: Any) -> dict[str, Any]:
+    return {"panel": "a", "line": line, "x": x, "y": y, "low": None, "high": None, **more}
+
+
+def plots_of(*points: dict[str, Any], **entry: Any) -> list[Any]:
+    return exhibits_of("made-up", [{**PLOT, **entry}], {"points": points})
+
+
+def test_records_of_a_name_are_a_line_in_the_plot_of_its_name() -> None:
+    first, second = plots_of(
+        point("one", 2.0, 0.2, role="role"), point("one", 1.0, 0.1, role="role"),
+        point("empty", 1.0, None), point("other", 1.0, 0.5, panel="b"),
+    )  # fmt: skip
+    assert [plot.name for plot in (first, second)] == ["made-up-a", "made-up-b"]
+    assert first.title == "Of a"
+    (line,) = first.series  # what has no number is left out
+    assert (line.x, line.y, line.kind, line.role) == ((1.0, 2.0), (0.1, 0.2), "line", "role")
+    assert first.marks == (Mark(0.2, "first of one"),)  # the second has the same label
+    plain = [{"of": "points", "name": "{line}", "plain": True, "dashed": True}]
+    (line,) = plots_of(point("one", 1.0, 0.1, role="role"), series=plain)[0].series
+    assert (line.role, line.dashed) == ("", True)
+
+
+@pytest.mark.parametrize(("low", "kind"), [(0.05, "band"), (None, "line")])
+def test_there_is_a_spread_where_all_records_have_one(low: float | None, kind: str) -> None:
+    points = (point("one", 1.0, 0.1, low=0.0, high=0.2), point("one", 2.0, 0.1, low=low, high=0.2))
+    (line,) = plots_of(*points)[0].series
+    assert (line.kind, line.low) == (kind, (0.0, low) if low else ())
+
+
+def test_steps_end_at_the_last_place_and_bars_stand_at_their_categories() -> None:
+    steps = [{"of": "points", "name": "{line}", "kind": "steps"}]
+    (line,) = plots_of(point("one", 0.0, 0.3), point("one", 1.0, None), series=steps)[0].series
+    assert (line.x, line.y) == ((0.0, 1.0), (0.3,))
+    bars = plots_of(point("z", 9, 0.1), point("z", 3, 0.2), point("y", 3, 0.5), categories=True)[0]
+    assert bars.categories == ("9", "3")
+    assert [line.x for line in bars.series] == [(0.0, 1.0), (1.0,)]
+
+
+@pytest.mark.parametrize(("least", "log"), [(0.1, True), (0.5, False)])
+def test_an_axis_is_logarithmic_where_heights_are_far_apart(least: float, log: bool) -> None:
+    (plot,) = plots_of(point("one", 1.0, least), point("one", 2.0, 2.0),
+                       y={"field": "y", "label": "y", "log": "wide"})  # fmt: skip
+    assert plot.y.log is log
+
+
+def test_the_legend_says_what_epsilons_are_worth_only_where_all_are_alike() -> None:
+    client = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
+    epsilons = [Epsilon(1.0, 0.0, 1, Basis.CLAIMED, scope) for scope in (COORDINATE, client)]
+    named = [{"of": "points", "name": "{line}", "epsilon_text": "each"}]
+    for second, worth in ((epsilons[0], epsilons[0]), (epsilons[1], None)):
+        points = (point("one", 1.0, epsilons[0]), point("one", 2.0, second))
+        (line,) = plots_of(*points, series=named)[0].series
+        assert (line.epsilon, line.epsilon_along) == (worth, "y")
+        assert line.epsilon_text == ("each" if worth else "")
+
+
+def test_figures_have_the_tables_and_facts_of_their_drawing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = {"of": "rows", "name": "{group}", "columns": {"{unit}": "value", "other": "nothing"}}
+    drawing = {
+        "exhibit": [{**rows, "where": {"group": "x"}}, {"use": "shared", "proven": True}],
+        "facts": [{"of": "rows", "where": {"group": "x"}, "names": {"fact/{value}": "value"}}],
+        "text": ["Of {seeds}, {what}."],
     }
-
-
-@pytest.mark.slow
-def test_distributions() -> None:
-    measurement = Measurement("gradients", "distributions", SHAPES)
-    other = Measurement("DiffSketch", "distributions", {**SHAPES, "rounds": 6}, seeds=1)
-    experiment = experiment_of("gradients", "distributions", seeds=2,
-                               measurements=(measurement, other),
-                               options={"what": "gradients"})  # fmt: skip
-    (measured,) = results_of(replace(experiment, seeds=1, measurements=(measurement,))).values()
-    second, third = (json.loads(json.dumps(measured)) for _ in range(2))
-    second["vectors"][-1]["kurtosis"] += 2.0
-    for vector in third["vectors"]:
-        vector["ratio"] = 7.0
-    jobs = (*experiment.jobs_of(measurement), *experiment.jobs_of(other))
-    results = dict(zip(jobs, (measured, second, third), strict=True))
-    drawn = checked(draw_distributions(experiment, results))
-    last = measured["vectors"][-1]
-    assert drawn.facts["kurtosis/last"] == pytest.approx(last["kurtosis"] + 1)
-    assert drawn.facts["zeros"] == pytest.approx(np.mean([v["zeros"] for v in measured["vectors"]]))
-    assert drawn.facts["seeds"] == 2
-    assert drawn.facts["DiffSketch/ratio"] == 7.0 != drawn.facts["ratio"]
-    assert "far from Gaussian" in drawn.lead
-    for table in drawn.exhibits[-2:]:
-        assert isinstance(table, Table)
-        assert len(table.rows) == 3
-    width = measured["edges"][1] - measured["edges"][0]
-    for place, vector in enumerate(measured["vectors"]):
-        inside = sum(vector["counts"]) / 7850
-        assert sum(density(measured, place)) * width == pytest.approx(inside)
-        assert inside > 0.99
-        assert drawn.facts[f"vector/{place + 1}/ks"] == vector["ks"]
-    assert drawn.facts["gaussian-vectors"] == 0
-
-
-def test_slope_of_a_power() -> None:
-    rounds = [1, 10, 100, 1000]
-    assert slope(rounds, [3 * r**-0.5 for r in rounds]) == pytest.approx(-0.5)
-    assert slope(rounds, [1.0, 1.0, 0.0, 1.0]) is None
-
-
-@pytest.mark.slow
-def test_drawing_counts_gaps_above_the_bound() -> None:
-    sketched = Measurement("3 x 40", "convergence", CONVEX)
-    plain = Measurement("uncompressed", "convergence", {**CONVEX, "rows": 0})
-    experiment = experiment_of(
-        "convergence", "convergence", seeds=1, measurements=(plain, sketched)
-    )
-    (measured,) = results_of(replace(experiment, measurements=(sketched,))).values()
-    bare = {k: v for k, v in measured.items() if k not in ("theorem2", "error", "variance")}
-    results = {experiment.jobs_of(sketched)[0]: measured, experiment.jobs_of(plain)[0]: bare}
-    drawn = draw_convergence(experiment, results)
-    assert drawn.facts["bound-holds"] == 1
-    assert drawn.facts["gap"] == pytest.approx(measured["gap"][-1])
-    assert "every round looked at" in drawn.lead
-    checked(drawn)
-    broken = {**measured, "theorem2": [*measured["theorem2"][:-1], 0.0]}
-    drawn = draw_convergence(experiment, {**results, experiment.jobs_of(sketched)[0]: broken})
-    places = len(measured["gap"])
-    assert drawn.facts["bound-holds"] == pytest.approx(1 - 1 / places)
-    assert "every" not in drawn.lead
-
-
-def test_drawing_of_cpsgd() -> None:
-    experiment = load("cpsgd-parameters", reduced=False)
-    results = results_of(experiment)
-    drawn = checked(draw_cpsgd(experiment, results))
-    assert drawn.facts["with-a-proof"] == 0
-    assert drawn.facts["5, 4/bits"] == 4
-    assert drawn.facts["5, 4/epsilon"] is None
-    assert isinstance(drawn.facts["5, 4/epsilon-all"], float)
-    assert "none of the 4" in drawn.lead
-    proven = [row[6] for row in drawn.proven[0].rows]  # type: ignore[union-attr]
-    bases = {cell.basis for cell in proven if isinstance(cell, Epsilon)}
-    assert bases == {Basis.NONE, Basis.PROVEN}
-
-
-@pytest.mark.slow
-def test_data_sets_have_the_paper_s_sizes() -> None:
-    experiment = load("datasets", reduced=False)
-    results = results_of(experiment)
-    drawn = draw_datasets(experiment, results)
-    assert drawn.facts["Shakespeare/parameters"] == 39_720
-    assert drawn.facts["Shakespeare/workers"] == 46
-    assert drawn.facts["Shakespeare/mean"] == pytest.approx(742, rel=0.01)
-    assert drawn.facts["Shakespeare/stdev"] == pytest.approx(548, rel=0.01)
-    assert drawn.facts["MNIST*/workers"] == 6000
-    assert drawn.facts["equal"] == 3
-    other = replace(experiment, paper={**experiment.paper, "MNIST": "11; 7,850; 200; 0"})
-    assert draw_datasets(other, results).facts["equal"] == 2
+    content = {"curves": drawing, "shared": {**rows, "where": {"group": "y"}}}
+    monkeypatch.setattr(figures, "texts", lambda: content)
+    experiment = experiment_of("made-up", "curves", seeds=2, variants=(Variant("v", ("a",), {}),))
+    records = [{"group": group, "value": value, "unit": "m"} for group, value in
+               (("x", 1), ("y", 2), ("x", 3))]  # fmt: skip
+    figure = draw(experiment, {"rows": records}, what="more")
+    assert figure.exhibits == (Table("made-up-x", "", ("m", "other"), ((1, None), (3, None))),)
+    assert [table.name for table in figure.proven] == ["made-up-y"]
+    assert figure.facts == {"seeds": 2, "fact/1": 1, "fact/3": 3}
+    assert figure.text == ("Of 2 seeds, more.",)

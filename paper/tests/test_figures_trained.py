@@ -13,15 +13,7 @@ from diffsketch.privacy.accounting.events import epsilon_for
 from diffsketch.privacy.claim import Basis, Epsilon, Unit
 from paper.experiments import Job, Measurement, PanelFields, Variant, load
 from paper.figures import Figure
-from paper.figures_trained import (
-    CurvePoint,
-    TrainedLine,
-    accuracy_at,
-    draw_choices,
-    draw_compression,
-    draw_correction,
-    draw_curves,
-)
+from paper.figures_trained import draw_trained, line_of
 from paper.tests.made_up import MESSAGE, checked, curve_of, experiment_of, run_of
 
 PANEL = "50x, epsilon 1"
@@ -55,7 +47,7 @@ def drawn_of(runs: dict[str, list[dict[str, Any]]], **groups: str) -> Any:
     results: dict[Job, Any] = {}
     for variant in variants:
         results |= dict(zip(experiment.jobs_of(variant), runs[variant.name], strict=True))
-    return checked(draw_curves(experiment, results))
+    return checked(draw_trained(experiment, results))
 
 
 def test_lines_and_facts_are_means_over_the_seeds() -> None:
@@ -84,11 +76,7 @@ def test_lines_and_facts_are_means_over_the_seeds() -> None:
     assert facts[f"seconds/{PANEL}/ours"] == pytest.approx(0.1)
     assert facts[f"paired/{PANEL}/ours - base"] == pytest.approx(0.35)
     assert facts["seeds"] == 2
-    assert "85.0% against 50.0%" in drawn.lead
-    assert "noise to 50% of its messages" in drawn.lead
-    # The control: nothing in it is fixed beforehand.
     drawn = drawn_of({"ours": [made_up([0.1, 0.3])], "base": [made_up([0.1, 0.9])]})
-    assert "30.0% against 90.0%" in drawn.lead
     line = drawn.exhibits[0].series[0]
     assert (line.kind, line.low, line.high) == ("line", (), ())  # one seed has no band
 
@@ -115,7 +103,6 @@ def test_no_accuracy_where_every_seed_diverged() -> None:
     drawn = drawn_of({"ours": runs, "base": [made_up([0.1, 0.5]), made_up([0.1, 0.5])]})
     assert drawn.facts[f"accuracy/{PANEL}/ours"] is None
     assert drawn.facts[f"diverged/{PANEL}/ours"] == 2
-    assert "diverged against 50.0%" in drawn.lead
     assert len(drawn.exhibits[0].series[0].y) == 1  # its last evaluations, to put a cross at
 
 
@@ -142,14 +129,7 @@ def test_proven_variants_stand_apart_beside_the_papers() -> None:
     row = drawn.proven[-1].rows[0]
     assert isinstance(row[-2], Epsilon)
     assert float(row[-2]) == 55.0  # of the whole run
-    assert "proven for a coordinate 80.0% (sound, with proof)" in drawn.lead
     assert beside.series[2].role == "none"
-
-
-def test_lead_names_no_proven_method_that_sends_more() -> None:
-    proven = made_up([0.1, 0.8], message=31404, epsilon={**CLAIMED, "basis": "proven"})
-    runs = {"ours": [made_up([0.1, 0.7])], "base": [made_up([0.1, 0.6])], "large": [proven]}
-    assert "proven" not in drawn_of(runs, large="proven").lead
 
 
 @pytest.mark.parametrize(
@@ -168,26 +148,20 @@ def test_the_epsilon_of_a_round(
     method: str, epsilon: dict[str, Any], value: float, rounds: int, ending: str
 ) -> None:
     run = made_up([0.1, 0.5], method=method, epsilon={"basis": "proven", **epsilon})
-    found, words = TrainedLine(Variant("v", (PANEL,), {}), (run,)).per_round
+    line = line_of(Variant("v", (PANEL,), {}), (run,))
+    found, words = line["epsilon"], line["epsilon_text"]
     assert float(found) == pytest.approx(value, abs=1e-4)
     assert (found.rounds, found.scope.unit) == (rounds, Unit(epsilon["unit"]))
     assert words.endswith(ending)
     assert bool(words) is bool(ending)
 
 
-def test_equal_communication_is_read_between_evaluations() -> None:
-    points = (CurvePoint(10, 0.2, None, 100.0, 0.0), CurvePoint(20, 0.6, None, 200.0, 0.0))
-    assert accuracy_at(points, 150.0) == pytest.approx(0.4)
-    assert accuracy_at(points, 99.0) is None
-    assert accuracy_at(points, 500.0) == 0.6
+def test_bytes_count_until_most_of_the_uncompressed_accuracy_is_there() -> None:
     small = made_up([0.1, 0.5, 0.9], config={"padding": 157_000})
     large = made_up([0.1, 0.3, 0.5], message=31404, method="none")
-    facts = drawn_of({"ours": [small], "whole": [large]}).facts
-    assert facts[f"at-bytes/{PANEL}/ours"] == 0.9
-    assert facts[f"at-bytes/{PANEL}/whole"] is None  # not evaluated so early
-    assert facts[f"target/{PANEL}"] == pytest.approx(0.45)
+    facts = drawn_of({"ours": [small], "none": [large]}).facts
     assert facts[f"bytes-to/{PANEL}/ours"] == 10 * 620 * 10
-    assert facts[f"bytes-to/{PANEL}/whole"] == 20 * 31404 * 10
+    assert facts[f"bytes-to/{PANEL}/none"] == 20 * 31404 * 10
     assert facts[f"padding/{PANEL}/ours"] == 20.0  # in lengths of the vector
 
 
@@ -207,19 +181,11 @@ def test_a_claim_without_a_delta_has_none() -> None:
     other = made_up([0.1, 0.8], epsilon={**CLAIMED, "delta": 1e-5})
     series = drawn_of({"ours": [pure], "base": [other]}).exhibits[0].series
     assert [each.epsilon.delta for each in series] == [0.0, 1e-5]
-
-
-def test_lead_has_every_reading_and_what_epsilons_mean() -> None:
-    runs = {
-        "ours": [made_up([0.1, 0.3], epsilon=CLAIMED)],
-        "ours|without padding": [made_up([0.1, 0.6], epsilon=CLAIMED)],
-        "base": [made_up([0.1, 0.5], epsilon=CLAIMED)],
-    }
-    lead = drawn_of(runs).lead
-    assert "30.0%, without padding 60.0% against 50.0%" in lead
-    assert "base's: claimed; coordinate unit, replace, local trust" in lead
-    del runs["ours"]
-    assert "without padding 60.0% against 50.0%" in drawn_of(runs).lead
+    gaussian = {**pure["summary"]["config"], "method_settings": "added=gaussian"}
+    pure["summary"]["config"] = gaussian
+    series = drawn_of({"ours": [pure]}).exhibits[0].series
+    assert series[0].epsilon.delta == 1e-5
+    assert series[0].epsilon_text == "1 a round at delta 1e-05"
 
 
 MASK = 986  # bytes
@@ -251,7 +217,7 @@ def correction_of(off: float, shared: float, control: float) -> Figure:
             "curve": curve(value, size=MESSAGE + MASK), "accuracy": value, "dim": 7850,
             "message_bytes": MESSAGE, "mask_bytes": MASK,
         }  # fmt: skip
-    return checked(draw_correction(experiment, results))
+    return checked(draw_trained(experiment, results))
 
 
 def test_the_control_is_drawn_beside_the_sketch() -> None:
@@ -264,14 +230,12 @@ def test_the_control_is_drawn_beside_the_sketch() -> None:
     assert control.y == pytest.approx((0.305, 0.61))
     (axis,) = plot.other_x
     assert shared.other_x[axis.label] == (10 * 2 * 1606, 20 * 2 * 1606)  # with the masks
-    assert "shared masks take the sketch from 81.0% to 71.0%" in drawn.lead
-    assert "Noise, shared masks: 61.0%." in drawn.lead
-    assert "A shared mask takes 986 bytes, the sketch 620; own masks none." in drawn.lead
     assert drawn.facts["accuracy/control/noise, shared masks"] == pytest.approx(0.61)
     assert drawn.facts["spread/control/noise, shared masks"] == pytest.approx(0.0002**0.5)
     assert drawn.facts["accuracy/fresh hashes/shared"] == pytest.approx(0.71)
     assert (drawn.facts["mask-bytes"], drawn.facts["sketch-bytes"]) == (986, 620)
-    assert "from 31.0% to 91.0%" in correction_of(0.3, 0.9, 0.6).lead  # the control of this test
+    shared_only = correction_of(0.3, 0.9, 0.6).facts  # the control of this test
+    assert shared_only["accuracy/fresh hashes/shared"] == pytest.approx(0.91)
 
 
 def test_choices_are_compared_seed_by_seed() -> None:
@@ -296,21 +260,19 @@ def test_choices_are_compared_seed_by_seed() -> None:
             # The second seed is better for both, by as much more for ours.
             more = seed * (0.1 if variant.method == "ours" else 0.06)
             results[job] = made_up([0.1, value + more], epsilon=CLAIMED)
-    drawn = checked(draw_choices(experiment, results))
+    drawn = checked(draw_trained(experiment, results))
     leads, found = drawn.exhibits
     assert isinstance(leads, Plot)
     assert leads.series[0].y == pytest.approx((32.0, -8.0))
-    assert leads.series[1].y[1] is None  # that choice was not run at the other epsilon
+    assert leads.series[1].x == (0.0,)  # the other choice was not run at that epsilon
     assert isinstance(found, Table)
     spread = 100 * statistics.stdev([0.3, 0.34])
-    assert found.rows[0][:5] == pytest.approx(("plain", 0.85, 0.53, 32.0, round(spread, 2)))
-    assert found.rows[0][5:] == pytest.approx((0.35, 0.23, 12.0, round(spread, 2)))
-    assert found.rows[1][3] == pytest.approx(-8.0)
-    assert found.rows[1][5:] == (None,) * 4  # was not run
-    assert "75x, epsilon 1: from -8.0 points (other) to +32.0 points (plain)" in drawn.lead
+    assert found.rows[0] == ("plain", 75, 1, *map(pytest.approx, (0.85, 0.53, 32.0, spread)))
+    assert found.rows[1][3:6] == pytest.approx((0.45, 0.53, -8.0))
+    assert found.rows[2] == ("plain", 75, 0.1, *map(pytest.approx, (0.35, 0.23, 12.0, spread)))
+    wide = 2 * spread / 2**0.5  # two standard errors of two seeds
+    assert leads.series[0].high[0] == pytest.approx(32.0 + wide)
     facts = drawn.facts
-    assert facts["choice-best/75x, epsilon 1"] == "plain"
-    assert facts["choice-least/75x, epsilon 1"] == pytest.approx(-0.08)
     assert facts["paired/c/a ours - a base"] == pytest.approx(0.12)
 
 
@@ -334,7 +296,7 @@ def compression_of(accuracies: dict[str, tuple[float, int]], *, seeds: int = 2) 
             curve = curve_of([0.0, last / 2, last], up=10 * message, down=0)
             method = str(variant.settings["method"])
             results[job] = run_of(curve, method=method, message=message)
-    return checked(draw_compression(experiment, results))
+    return checked(draw_trained(experiment, results))
 
 
 RUNS = {"uncompressed": (0.9, 7850), "big": (0.7, 15), "small": (0.8, 785)}
@@ -349,7 +311,6 @@ def test_last_accuracies_are_over_the_ratio_of_the_messages() -> None:
     assert final.series[0].y == pytest.approx((0.81, 0.71))
     assert final.series[0].low == pytest.approx((0.81 - 0.0002**0.5, 0.71 - 0.0002**0.5))
     assert final.marks[0].value == pytest.approx(0.91)
-    assert "small 81.0%, big 71.0%, uncompressed 91.0%" in drawn.lead
     assert drawn.facts[f"accuracy/{SKETCHED}/big"] == pytest.approx(0.71)
     once = [one for one in compression_of(RUNS, seeds=1).exhibits if isinstance(one, Plot)][-1]
     assert (once.series[0].low, once.series[0].kind) == ((), "line")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from collections.abc import Callable, Mapping
@@ -12,11 +11,10 @@ from typing import Any
 import pytest
 
 import diffsketch
-from diffsketch.app.files import sealed
 from diffsketch.errors import ArgumentError, DiffSketchError
 from paper import jobs
 from paper.experiments import MEASUREMENTS, Job, load
-from paper.jobs import State, Store, do_jobs, labels_of, made_by
+from paper.jobs import Store, do_jobs, labels_of, made_by
 from paper.tests import tiny
 
 SMALL: dict[str, Any] = {
@@ -27,7 +25,7 @@ NUMBERS: Any = {"numbers": [1, 2]}
 SUM = Job("tiny", NUMBERS, 0)
 
 
-def make(store: Store, job: Job, *, stop: Callable[[], bool] = lambda: False) -> tuple[bool, str]:
+def make(store: Store, job: Job, *, stop: Callable[[], bool] = lambda: False) -> bool:
     return store.make(job, command=["x"], tell=lambda _: None, stop=stop)
 
 
@@ -40,42 +38,36 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
 def test_results_come_back(store: Store, steps: list[int]) -> None:
     run = Job("run", SMALL, 1)
     for job in (run, SUM):
-        assert store.find(job) == (None, "")
-        assert make(store, job) == (True, "")
-    assert store.find(SUM)[0] == {"sum": 3}
-    found = store.find(run)[0]
+        assert store.find(job) is None
+        assert make(store, job)
+    assert store.find(SUM) == {"sum": 3}
+    found = store.find(run)
     assert found is not None
     assert found["summary"]["seed"] == 1
     assert [record["round"] for record in found["curve"]] == [0, 2, 4, 6]
     assert found["times"]["training"] > 0
-    assert store.find(Job("run", SMALL, 2))[0] is None
-    assert store.find(Job("run", {**SMALL, "rows": 2}, 1))[0] is None
-    # There is a run directory like any other, from which a lost result is read again.
-    assert (store.run_directory(run) / "summary.json").is_file()
-    store.file(run).unlink()
-    assert make(store, run) == (True, "")
-    again = store.find(run)[0]
-    assert again is not None
-    assert (again["summary"], again["curve"]) == (found["summary"], found["curve"])
+    assert store.find(Job("run", SMALL, 2)) is None
+    assert store.find(Job("run", {**SMALL, "rows": 2}, 1)) is None
     assert len(steps) == 6
 
 
-def test_interrupted_work_goes_on_or_leaves_nothing(
+def test_interrupted_work_leaves_nothing_and_begins_again(
     store: Store, steps: list[int], tmp_path: Path
 ) -> None:
     answers = iter([False, True])
-    assert make(store, SUM, stop=lambda: next(answers)) == (False, "")
+    assert not make(store, SUM, stop=lambda: next(answers))
     assert not store.directory.exists()
     job, whole = Job("run", SMALL, 0), Store(tmp_path / "whole")
     make(whole, job)
     del steps[:]
-    assert make(store, job, stop=lambda: len(steps) == 4) == (False, "")
-    assert store.find(job)[0] is None
-    assert make(store, job) == (True, "")
-    assert steps == [0, 1, 2, 3, 4, 5]
-    one, other = (dict(found.find(job)[0] or {}) for found in (store, whole))
+    assert not make(store, job, stop=lambda: len(steps) == 4)
+    assert store.find(job) is None
+    assert make(store, job)
+    assert steps == [0, 1, 2, 3, *range(6)]
+    one, other = (dict(found.find(job) or {}) for found in (store, whole))
     assert one.pop("times") != other.pop("times")
     assert one == other
+    assert not list((store.directory / "runs").iterdir())
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "another's", "torch", "source"])
@@ -83,23 +75,19 @@ def test_results_of_others_and_damaged_ones_are_not_used(
     store: Store, damage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(store, SUM)
-    path, here, said = store.file(SUM), made_by("tiny"), "damaged"
+    path, here = store.file(SUM), made_by("tiny")
     text = path.read_text()
     if damage == "another's":
         shutil.copy(path, store.file(Job("tiny", NUMBERS, 1)))
-        path, said = store.file(Job("tiny", NUMBERS, 1)), "the result of something else"
     elif damage in here:
         monkeypatch.setattr(jobs, "made_by", lambda _: {**here, damage: "other"})
-        said = f"made by {damage} {here[damage]} (here other)"
     else:
         path.write_text(text[:-30] if damage == "cut" else text.replace('"sum": 3', '"sum": 4'))
     job = Job("tiny", NUMBERS, int(damage == "another's"))
-    result, note = store.find(job)
-    assert result is None
-    assert f"{path}: {said}" in note
-    assert note.endswith("made again")
-    assert make(store, job)[0]
-    assert store.find(job) == ({"sum": 3 + job.seed}, "")
+    assert store.file(job).exists()
+    assert store.find(job) is None
+    assert make(store, job)
+    assert store.find(job) == {"sum": 3 + job.seed}
 
 
 def test_source_of_measurements_does_not_matter_to_runs() -> None:
@@ -115,29 +103,6 @@ def test_source_of_measurements_does_not_matter_to_runs() -> None:
     assert {f"{module}.py" for module in modules - {"tiny"}} <= set(jobs._OWN)
 
 
-@pytest.mark.parametrize("damage", ["version", "checkpoint", "no run"])
-def test_runs_that_cannot_go_on_are_begun_again(
-    store: Store, steps: list[int], damage: str
-) -> None:
-    job = Job("run", SMALL, 0)
-    make(store, job, stop=lambda: len(steps) == 4)
-    path, said = store.run_directory(job) / "run.json", "begun with source"
-    if damage == "version":
-        data = json.loads(path.read_text())
-        del data["sha256"]
-        data["versions"]["source"] = "other"
-        path.write_bytes(sealed(data))
-    elif damage == "no run":  # of a process that was killed before the run had begun
-        path.unlink()
-    else:
-        said = "checkpoint.safetensors"
-        (path.parent / said).write_bytes(b"x" * 20)
-    done, note = make(store, job)
-    assert done
-    assert (said in note and note.endswith("begun again")) or (damage == "no run" and not note)
-    assert steps == [0, 1, 2, 3, *range(6)]
-
-
 def test_errors_pass(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ArgumentError, match="clip and --noise-multiplier"):
         make(store, Job("run", {"method": "gaussian"}, 0))
@@ -149,7 +114,7 @@ def test_errors_pass(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny.register(monkeypatch, measure=not_finite)
     with pytest.raises(DiffSketchError, match="tiny gave what JSON has no word for"):
         make(store, SUM)
-    assert store.find(SUM)[0] is None
+    assert store.find(SUM) is None
 
 
 def test_jobs_are_done_once_the_longest_first(
@@ -161,19 +126,21 @@ def test_jobs_are_done_once_the_longest_first(
         "one, plain, seed 0", "one, plain, seed 1", "one, sketch, seed 0", "one, sketch, seed 1",
         "two, sum, seed 0",
     ]  # fmt: skip
-    seen: list[State] = []
+    seen: list[tuple[float, str]] = []
+
+    def show(share: float, text: str) -> None:
+        seen.append((share, text))
+
     monkeypatch.setattr(jobs, "seconds_of", lambda job: 1.0 + job.seed)
-    outcome = do_jobs(
-        both, store, processes=1, command=["x"], show=seen.append, stop=lambda: False
-    )  # fmt: skip
+    outcome = do_jobs(both, store, processes=1, command=["x"], show=show, stop=lambda: False)
     assert (outcome.made, outcome.interrupted, outcome.failures) == (5, False, ())
-    assert (seen[0].done, seen[0].experiments, seen[0].now) == (0.0, 0, ())
-    begun = list(dict.fromkeys(label for state in seen for label in state.now))
-    assert begun[:2] == ["one, plain, seed 1", "one, sketch, seed 1"]
-    assert seen[-1].done == pytest.approx(seen[-1].total) == 7.0
-    assert seen[-1].experiments == 2
-    shares = [state.done for state in seen]
-    assert shares == sorted(shares)
+    assert seen[0] == (0.0, "0 of 2 experiments")
+    begun = [label for _, text in seen for label in text.split("; ")[1:]]
+    assert list(dict.fromkeys(begun))[:2] == ["one, plain, seed 1", "one, sketch, seed 1"]
+    shares, texts = zip(*seen, strict=True)
+    assert list(shares) == sorted(shares)
+    assert shares[-1] == pytest.approx(1.0)
+    assert texts[-1] == "2 of 2 experiments"
 
 
 def test_what_a_process_with_another_source_made_is_not_used(
@@ -181,11 +148,10 @@ def test_what_a_process_with_another_source_made_is_not_used(
 ) -> None:
     one = load("one", reduced=True, folder=tiny.both(store.directory.parent / "settings"))
     before, after = ({**made_by("run"), "source": name} for name in ("before", "after"))
-    answers = iter([after, before])
+    answers = iter([after, after, before, before])  # of two jobs
     monkeypatch.setattr(jobs, "made_by", lambda _: next(answers))
     outcome = do_jobs(
-        [one], store, processes=1, command=["x"], show=lambda _: None, stop=lambda: False
+        [one], store, processes=1, command=["x"], show=lambda *_: None, stop=lambda: False
     )  # fmt: skip
-    (failure,) = outcome.failures
-    assert "made by source after (here before)" in failure.reason
+    assert ["another source" in failure.reason for failure in outcome.failures] == [True] * 2
     assert (outcome.made, outcome.interrupted) == (0, False)

@@ -4,39 +4,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from scipy.linalg import hadamard
 
 from diffsketch.app.build import build
 from diffsketch.app.settings import RunConfig
 from diffsketch.errors import ArgumentError
 from diffsketch.methods import METHODS, Method, build_method
-from diffsketch.methods.client_noise import SketchGaussian
 from diffsketch.methods.gate import release_noise
-from diffsketch.privacy import CohortNoise, FastNoise
-from diffsketch.privacy.claim import ProvenClaim, Trust
-from diffsketch.sketch import CountSketch, SketchKey
-from paper.noise_control import NoiseControl
+from diffsketch.methods.plain import Uncompressed
+from diffsketch.privacy import CohortNoise
+from diffsketch.sketch import CountSketch
+from paper.measurements import NoiseControl
 from paper.readings import DiffSketchReading
 from paper.repaired import ProvenDiffSketch
-from paper.rotated import RotatedCpSgd, rotate, rotate_back
 from tests.methods import test_contract as contract
 from tests.methods import test_gate as release
 from tests.methods import test_honest as honest
-from tests.methods.cases import DIM, NOISE_KEY, SEED, WORKERS, Case
+from tests.methods.cases import DIM, NOISE_KEY, SEED, Case
 from tests.training.reference import DIM as SMALL
 from tests.training.test_rounds import SKETCH, accuracy_of, correcting
 
 SETTINGS: dict[str, dict[str, object]] = {
     "diffsketch-proven": {"rows": 3, "cols": 20, "clip": 1.0, "padding": 100, "std": 1.0},
-    "cpsgd-rotated": {"claimed": 5.0},
 }
 PROVEN = SETTINGS | {
-    "cpsgd-rotated": {"clip": 2.0, "levels": 64, "trials": 10_000, "delta": 1e-3},
     "diffsketch-proven": {"rows": 1, "cols": 4, "clip": 1.0, "padding": 400, "std": 1.0},
 }
 READING: dict[str, Any] = {"percentile": "signed", "added": "gaussian"}
@@ -45,13 +41,6 @@ CASES = {
         ProvenDiffSketch(DIM, 2, 20, clip=1.0, padding=200, std=0.1),
         "proven: coordinate unit, replace, local trust",
         0.1**2 * 200 / 20,
-    ),
-    "cpsgd-rotated": Case(
-        RotatedCpSgd(
-            dim=DIM, cohort=WORKERS, clip=2.0, levels=64, trials=3200, delta=1e-3, limit=2.0
-        ),
-        "proven: client unit, replace, distributed trust",
-        None,
     ),
     "diffsketch-reading": Case(
         DiffSketchReading(DIM, 2, 4, per_round=20.0, padding=600, appended="least", **READING),
@@ -95,7 +84,7 @@ def test_claims_means_and_noise(name: str) -> None:
 def test_promises_by_name(name: str) -> None:
     contract.test_methods_are_built_by_name(name)
     contract.test_a_vector_with_nan_or_infinity_counts_as_zeros(name)
-    assert METHODS[name].code == {"diffsketch-proven": 3, "cpsgd-rotated": 13}[name]
+    assert METHODS[name].code == 3
 
 
 def test_engines_refuse_simulated_noise_and_tell_of_clipping(
@@ -192,34 +181,6 @@ def test_a_run_gives_its_settings_by_name() -> None:
         build(RunConfig(method_settings="rows=3 percentile=signed", rounds=2, **values))
 
 
-# cpSGD's rotation: a signed Hadamard matrix, another one in each round.
-
-
-@pytest.mark.parametrize("dim", [1, 5, 64, 70])
-def test_rotation(dim: int) -> None:
-    vectors = torch.from_numpy(np.random.default_rng(dim).standard_normal((2, 3, dim)))
-    before, rotated = vectors.clone(), rotate(vectors, 7)
-    size = rotated.shape[-1]
-    assert size & (size - 1) == 0
-    assert dim <= size < 2 * dim
-    torch.testing.assert_close(rotated.norm(dim=-1), vectors.norm(dim=-1))
-    torch.testing.assert_close(rotate_back(rotated, 7, dim=dim), vectors)
-    assert torch.equal(vectors, before)
-
-
-def test_rotation_is_a_signed_hadamard_matrix_of_its_seed() -> None:
-    matrix = rotate(torch.eye(8, dtype=torch.float64), 3).T.numpy()
-    signs = np.sign(matrix[0])
-    np.testing.assert_allclose(matrix, hadamard(8) * signs / math.sqrt(8))
-    assert set(signs) == {-1.0, 1.0}
-    method = RotatedCpSgd(dim=300, cohort=5, levels=4, trials=4)
-    assert method.message_format.shape == (512,)
-    key, vector = SketchKey.from_integer(1), torch.ones(300)
-    messages = [method.encode(vector, key.seed(at), FastNoise(3)).messages for at in (0, 1, 2, 1)]
-    assert len({tuple(one.tolist()) for one in messages}) == 3
-    assert torch.equal(messages[1], messages[3])
-
-
 # The control that replaces sums by noise: it tells what masks teach on their own.
 
 
@@ -239,19 +200,16 @@ def test_masks_teach_without_the_sketch() -> None:
     assert max(without) < min(with_mask)
 
 
-def test_control_publishes_the_norm_of_what_is_private_only() -> None:
-    """Under central trust the norm is that of the sum with the server's noise."""
-    inner = SketchGaussian(SMALL, 3, 5, clip=1.0, noise_multiplier=2.0, trust=Trust.CENTRAL)
-    simulation = correcting("off", NoiseControl(SMALL, inner), noise_key=NOISE_KEY)
+def test_control_publishes_noise_of_the_sums_norm() -> None:
+    simulation = correcting("off", NoiseControl(SMALL, SKETCH))
     result = simulation.step()
-    assert isinstance(result.claim, ProvenClaim)
-    raw = result.summed.total
-    assert raw is not None
-    private = inner.publish(raw, CohortNoise(NOISE_KEY, [1 << 62], round_index=0))
-    published, private, raw = (each.double() for each in (result.published.total, private, raw))
-    assert float(published.norm()) == pytest.approx(float(private.norm()), rel=1e-3)
-    assert float(raw.norm()) != pytest.approx(float(private.norm()), rel=0.05)
-    assert not torch.allclose(published, private, rtol=0.05)
+    assert result.summed is not None
+    published, total = result.published.total.double(), result.summed.total.double()
+    assert float(published.norm()) == pytest.approx(float(total.norm()), rel=1e-3)
+    assert not torch.allclose(published, total, rtol=0.05)
+    for other in (replace(SKETCH, bits=4), Uncompressed(SMALL)):
+        with pytest.raises(ArgumentError, match="inner must be a bare sketch"):
+            NoiseControl(SMALL, other)
 
 
 def test_the_norm_is_clipped_before_the_levels_of_cpsgd() -> None:

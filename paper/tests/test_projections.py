@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,29 +13,30 @@ from scipy import stats
 from diffsketch.auditing import Verdict, audit
 from diffsketch.auditing.audits import Stream
 from diffsketch.errors import ArgumentError
-from diffsketch.privacy import Epsilon, NoClaim, PaperClaim, Relation, Scope, SimulatedClaim, Unit
-from diffsketch.privacy.accounting.events import (
-    epsilon_for,
-    gaussian_epsilon,
-    poisson_sampled,
-    repeated,
-)
-from paper.projection_cases import PLANTED, PROJECTIONS, SGM, sgm_step, step_epsilon
+from diffsketch.privacy import Epsilon, PaperClaim, Relation, Scope, SimulatedClaim, Unit
+from diffsketch.privacy.accounting.events import gaussian_epsilon
 from paper.projections import (
-    GaussianMixing,
+    DELTA,
+    MIXING,
+    SGM,
     KeyTrust,
     SecretScope,
     SketchedGaussian,
+    mixing_claim,
+    projection_cases,
+    sgm_step,
+    step_epsilon,
     variance_epsilon,
 )
 
-DELTA, SURE = 1e-5, 1 - 1e-6
-MIXING = GaussianMixing(64, 1.0, 2.0)
+SURE = 1 - 1e-6
+CASES = projection_cases()
 CLAIMED = ("sgm-step", "sgm-step-paper", "sgm-known")
 PROVEN = ("sgm-repaired", "sgm-secret", "mixing-secret")
+PLANTED = ("leaked-key", "key-twice")
 
 
-def epsilon_of(claim: PaperClaim | SimulatedClaim | NoClaim) -> float:
+def epsilon_of(claim: PaperClaim | SimulatedClaim) -> float:
     return float(claim.epsilon(delta=DELTA, rounds=1))
 
 
@@ -64,34 +64,25 @@ def test_variances_are_told_apart_as_stated(cells: int, ratio: float, delta: flo
 
 def test_a_setting_in_which_the_papers_claim_is_known() -> None:
     """2.99 by the divergence of its Lemma 2.1; its closed bound (Lemma 2.2) is 2% from it."""
-    assert epsilon_of(SGM.claim_for(1)) == pytest.approx(2.994, abs=0.001)
-    spread, log = SGM.clip**4 / (SGM.size * SGM.std**4), math.log(1 / DELTA)
+    assert epsilon_of(SGM.claimed) == pytest.approx(2.994, abs=0.001)
+    spread, log = 1 / (SGM.size * SGM.std**4), math.log(1 / DELTA)
     closed = 2 * spread + 2 * math.sqrt(spread * (spread + log))
-    assert closed == pytest.approx(epsilon_of(SGM.claim_for(1)), rel=0.05)
+    assert closed == pytest.approx(epsilon_of(SGM.claimed), rel=0.05)
     # The law that it is about holds, and is told apart by less than it bounds; its repair is not.
-    assert epsilon_of(SGM.secret_claim()) == pytest.approx(1.062, abs=0.001)
-    repaired = replace(SGM, projected_clip=1.0).claim_for(1)
-    assert epsilon_of(repaired) == pytest.approx(gaussian_epsilon(1 / SGM.std, DELTA))
-    nothing = replace(SGM, std=0.04).claim_for(1)
-    assert isinstance(nothing, NoClaim)
-    assert "size * std**2 <= 2 * clip**2" in nothing.reason
+    assert epsilon_of(SGM.secret) == pytest.approx(1.062, abs=0.001)
+    assert epsilon_of(SGM.repaired) == pytest.approx(gaussian_epsilon(1 / SGM.std, DELTA))
     # No choice of constants mends it: at one claimed epsilon, the step's shift grows with the size.
     for size in (10**4, 10**8):
-        same = SketchedGaussian(size, 1.0, 1.6 / size**0.25)
-        assert 2.7 < epsilon_of(same.claim_for(1)) < 3.1
+        assert 2.7 < epsilon_of(SketchedGaussian(size, 1.6 / size**0.25).claimed) < 3.1
 
 
 @pytest.mark.parametrize("size", [200, 400_000])
-@pytest.mark.parametrize("members", [1, 4, 30])
-def test_a_secret_projection_keeps_the_papers_claim(size: int, members: int) -> None:
-    """For the worst of the others: no norm of their sum gives a larger ratio of variances."""
-    mechanism = SketchedGaussian(size, 1.0, 2.5 / size**0.25)
-    secret = mechanism.secret_claim(members)
-    assert epsilon_of(secret) <= epsilon_of(mechanism.claim_for(members))
-    others, noise = np.linspace(0, members - 1, 1001), members * size * mechanism.std**2
-    ratio = float((((others + 1) ** 2 + noise) / (others**2 + noise)).max())
-    assert epsilon_of(secret) == pytest.approx(variance_epsilon(size, ratio, DELTA), rel=1e-3)
-    assert epsilon_of(secret) > variance_epsilon(size, 1 + 0.9 * (ratio - 1), DELTA)
+def test_a_secret_projection_keeps_the_papers_claim(size: int) -> None:
+    mechanism = SketchedGaussian(size, 2.5 / size**0.25)
+    secret, ratio = epsilon_of(mechanism.secret), 1 + 1 / (size * mechanism.std**2)
+    assert secret <= epsilon_of(mechanism.claimed)
+    assert secret == pytest.approx(variance_epsilon(size, ratio, DELTA))
+    assert secret > variance_epsilon(size, 1 + 0.9 * (ratio - 1), DELTA)
 
 
 @pytest.mark.parametrize("size", [5, 1000])
@@ -102,69 +93,47 @@ def test_mixing_is_within_the_papers_lemma(size: int, gamma: float) -> None:
     terms = orders * math.log1p(-1 / gamma) - np.log1p(-orders / gamma)
     lemma = size / 2 * terms / (orders - 1)
     bound = np.min(lemma + np.log1p(-1 / orders) - np.log(DELTA * orders) / (orders - 1))
-    exact = epsilon_of(GaussianMixing(size, 1.0, math.sqrt(gamma / 2), gamma / 2).claim)
-    assert 0.6 * bound < exact <= bound
+    assert 0.6 * bound < epsilon_of(mixing_claim(size, gamma)) <= bound
 
 
 def test_what_mixing_claims_is_what_one_example_changes() -> None:
     data = torch.eye(3, dtype=torch.float64).repeat(7, 1)
     covariance = data.T @ data + 0.25 * torch.eye(3, dtype=torch.float64)
     leverages = (data @ torch.linalg.inv(covariance) * data).sum(dim=1)
-    promised = GaussianMixing(64, 1.0, 0.5, 7.0)
-    assert float(leverages.max()) == pytest.approx(1 / promised.gamma)
-    # With less promised than an example has by itself, the claim is a bound.
-    alone = replace(MIXING, least_eigenvalue=1.0)
-    assert epsilon_of(alone.claim) < epsilon_of(MIXING.claim)
-    assert isinstance(GaussianMixing(10**6, 1.0, 1.1).claim, NoClaim)
-    nothing = GaussianMixing(64, 1.0, 0.9).claim
-    assert isinstance(nothing, NoClaim)
-    assert "gamma > 1, and gamma = 0.81" in nothing.reason
+    assert float(leverages.max()) == pytest.approx(1 / 7.25)  # gamma: the eigenvalue, the variance
+    variance = MIXING.others**2 + MIXING.noise**2
+    assert (variance + MIXING.point**2) / variance == pytest.approx(8 / 7)  # as gamma = 8 has it
 
 
 def test_secret_keys_are_a_trust_of_their_own() -> None:
     """Printed with each epsilon, kept by JSON, and refused wherever there is no such key."""
-    epsilon = SGM.secret_claim().epsilon(delta=DELTA, rounds=1)
+    epsilon = SGM.secret.epsilon(delta=DELTA, rounds=1)
     assert "add-or-remove, secret-key trust" in str(epsilon)
-    assert "but not the key, nor anything else that it was used for" in str(SGM.secret_claim())
+    assert "but not the key, nor anything else that it was used for" in str(SGM.secret)
     assert Epsilon.from_json(epsilon.to_json(), SecretScope) == epsilon
-    assert MIXING.claim.scope == SecretScope(Unit.EXAMPLE, Relation.ADD_OR_REMOVE)
+    assert mixing_claim(64, 8.0).scope == SecretScope(Unit.EXAMPLE, Relation.ADD_OR_REMOVE)
     for trust in (KeyTrust.SECRET, "secret-key"):
         with pytest.raises(ArgumentError, match="trust must be one of local, distributed, central"):
             Scope(Unit.CLIENT, Relation.REPLACE, trust)  # type: ignore[arg-type]
-    assert type(SGM.claim_for(3).scope) is Scope  # whoever decodes has the key
+    assert type(SGM.claimed.scope) is Scope  # whoever decodes has the key
 
 
-@pytest.mark.parametrize(("std", "whole"), [(0.0883, 164.5), (0.2265, 10.43)])
-def test_a_repaired_run_of_the_papers_size(std: float, whole: float) -> None:
-    """The epsilons of `docs/theorem.md`: 500 rounds, each with a sample of 4 of 625 clients."""
-    repaired = SketchedGaussian(400_000, clip=1.0, std=std, projected_clip=1.0).claim_for(4)
-    assert isinstance(repaired, SimulatedClaim)
-    event = repeated(poisson_sampled(4 / 625, repaired.event), 500)
-    assert epsilon_for(event, 1e-5) == pytest.approx(whole, rel=1e-3)
-
-
-@pytest.mark.parametrize("mechanism", [SGM, MIXING], ids=["sgm", "mixing"])
-@pytest.mark.parametrize(
-    "wrong", [{"size": 0}, {"clip": 0.0}, {"std": math.nan}, {"delta": 0.0}], ids=str
-)
-def test_bad_arguments(mechanism: Any, wrong: dict[str, Any]) -> None:
-    with pytest.raises(ArgumentError, match=f"{next(iter(wrong))} must be"):
-        replace(mechanism, **wrong)
-    with pytest.raises(ArgumentError, match="least_eigenvalue must be"):
-        replace(MIXING, least_eigenvalue=-1.0)
-    with pytest.raises(ArgumentError, match="projected_clip must be None"):
-        replace(SGM, projected_clip=1.0).secret_claim()
+def test_bad_arguments() -> None:
+    for wrong in ({"size": 0}, {"members": 0}, {"std": math.nan}, {"std": 0.04}):
+        with pytest.raises(ArgumentError, match=f"{next(iter(wrong))} must be"):
+            replace(SGM, **wrong)
+    with pytest.raises(ArgumentError, match="gamma must be > 1"):
+        mixing_claim(64, 1.0)
 
 
 # Audits: the papers' claims are contradicted, proven ones stand.
 
 
 def test_what_is_claimed_and_what_is_proven() -> None:
-    made = {name: make() for name, make in PROJECTIONS.items()}
-    assert set(made) == {
+    assert set(CASES) == {
         *CLAIMED, *PROVEN, *(f"{name}+{error}" for name in PROVEN[1:] for error in PLANTED)
     }  # fmt: skip
-    for name, case in made.items():
+    for name, case in CASES.items():
         assert case.name == name
         assert isinstance(case.claim, PaperClaim if name in CLAIMED else SimulatedClaim)
         assert (case.planted is None) == ("+" not in name)
@@ -173,7 +142,7 @@ def test_what_is_claimed_and_what_is_proven() -> None:
 @pytest.mark.parametrize("name", CLAIMED)
 def test_the_papers_claim_is_contradicted(name: str) -> None:
     """Missed with probability below 1e-6: the events that show it are seen in half the trials."""
-    result = audit(PROJECTIONS[name](), trials=4000)
+    result = audit(CASES[name], trials=4000)
     assert result.verdict is Verdict.CONTRADICTED
     assert float(result.measured.lower_bound) > 1.2 * float(result.claimed)
 
@@ -181,7 +150,7 @@ def test_the_papers_claim_is_contradicted(name: str) -> None:
 @pytest.mark.parametrize("name", PROVEN)
 def test_what_is_proven_stands(name: str) -> None:
     """A false alarm has probability at most 1e-6. The bound is no empty one."""
-    result = audit(PROJECTIONS[name](), trials=4000, confidence=SURE)
+    result = audit(CASES[name], trials=4000, confidence=SURE)
     assert result.verdict is Verdict.CONSISTENT
     most = min(float(result.claimed), result.limit or math.inf)
     assert float(result.measured.lower_bound) > 0.2 * most
@@ -191,7 +160,7 @@ def test_what_is_proven_stands(name: str) -> None:
 @pytest.mark.parametrize("name", PROVEN[1:])
 def test_planted_error_is_found(name: str, error: str) -> None:
     """Missed with probability below 1e-6: `key-twice` of SGM, the hardest, by 8 deviations."""
-    assert audit(PROJECTIONS[f"{name}+{error}"](), confidence=0.99).is_wrong
+    assert audit(CASES[f"{name}+{error}"], confidence=0.99).is_wrong
 
 
 def test_the_step_has_the_law_of_what_is_decoded() -> None:
@@ -199,22 +168,22 @@ def test_the_step_has_the_law_of_what_is_decoded() -> None:
 
     Three times the noise is found.
     """
-    game = sgm_step(replace(SGM, size=30, std=0.5), 2, name="law").game
+    game = sgm_step(SketchedGaussian(30, 0.5, members=2), name="law").game
     drawn = game.play(20_000, stream=Stream(1, "law"), part="law")[0][:, 0]
     generator = np.random.default_rng(5)
     matrices = generator.standard_normal((20_000, 30, 3)) / math.sqrt(30)
     noise = generator.standard_normal((20_000, 30)) * 0.5 * math.sqrt(2)  # of two members
     for more, alike in ((1, True), (3, False)):
-        sums = matrices[:, :, 0] * SGM.clip + more * noise  # a client's vector, the other's zeros
+        sums = matrices[:, :, 0] + more * noise  # a client's vector, the other's zeros
         decoded = np.einsum("trd,tr->td", matrices, sums)[:, 0]
         assert bool(stats.ks_2samp(drawn, decoded).pvalue > 1e-6) is alike
 
 
 def test_the_steps_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same on a finer grid, and that of a Gaussian shift where the projection is large."""
-    small = replace(SGM, size=50, std=0.5)
+    small = SketchedGaussian(50, 0.5)
     coarse = step_epsilon(small, 1e-5)
-    large = step_epsilon(replace(SGM, size=10**8, std=0.5), 1e-5, members=4)
+    large = step_epsilon(SketchedGaussian(10**8, 0.5, members=4), 1e-5)
     assert large == pytest.approx(gaussian_epsilon(1.0, 1e-5), rel=1e-3)
-    monkeypatch.setattr("paper.projection_cases._POINTS", 1501)
+    monkeypatch.setattr("paper.projections._POINTS", 1501)
     assert step_epsilon(small, 1e-5) == pytest.approx(coarse, rel=1e-4)
