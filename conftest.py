@@ -41,6 +41,16 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def restore_threads() -> Iterator[None]:
+    """PyTorch's number of threads is what it was, whatever a test sets."""
+    import torch
+
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _mnist_is_unpacked_once() -> Iterator[None]:
     """The embedded files stay in memory: to unpack them takes half a second, in most runs."""

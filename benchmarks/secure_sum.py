@@ -68,7 +68,7 @@ def timed(run: Callable[[], T]) -> tuple[T, float]:
 
 
 def parties(count: int, shape: tuple[int, ...]) -> tuple[Params, dict[int, SigningIdentity]]:
-    identities = {index: SigningIdentity.generate() for index in range(count)}
+    identities = {index: SigningIdentity(secrets.token_bytes(32)) for index in range(count)}
     threshold = default_threshold(count)
     params = Params(
         MessageFormat("sketch-skellam", DIM, shape, "unsigned", BITS),
@@ -187,7 +187,8 @@ def run_two(count: int, shape: tuple[int, int], bits: int, batches: int = 1) -> 
     """
     layout = MessageFormat("sketch-gaussian", DIM, shape, "unsigned", bits)
     total, rounds = count * batches, ("first", "later") if batches == 1 else ("first",)
-    identities, secret = [SigningIdentity.generate() for _ in range(count)], secrets.token_bytes(32)
+    identities = [SigningIdentity(secrets.token_bytes(32)) for _ in range(count)]
+    secret = secrets.token_bytes(32)
     helper, clients = KeyPair(secret).public, list[OneShotClient]()
     cells = torch.randint(0, 1 << bits, (count, *shape), generator=torch.Generator().manual_seed(0))
     sums: dict[str, dict[str, float]] = {}

@@ -58,7 +58,7 @@ from benchmarks.gpt import (
 )
 from benchmarks.timing import environment
 from benchmarks.transformer_peers import ChunkTopK, Dense, Exchange, Half, PowerSGD, Rounded, TopK
-from diffsketch.ddp.collectives import Parts
+from diffsketch.ddp.transport import Parts
 from diffsketch.errors import ArgumentError
 from diffsketch.methods.client_noise import SketchGaussian
 from diffsketch.methods.feedback import ErrorFeedback

@@ -44,7 +44,7 @@ def main() -> None:
     done, bytes_up = simulation.round_index, simulation.bytes_up
     print(f"accuracy {accuracy:.1%} after {done} rounds, {bytes_up:,} bytes up")
     print(simulation.epsilon(delta=1e-5))
-    most = simulation.participation.rounds.max()
+    most = simulation.state.participation.rounds.max()
     print(
         f"That is for {most} of the {done} rounds: each draws {COHORT} of {CLIENTS} clients, a "
         f"client pays for those that it is drawn in, and the unluckiest was drawn in {most}."

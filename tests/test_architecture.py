@@ -24,6 +24,7 @@ MODULES |= {
 # paper, outside of the package, may import all but the engines; nothing imports the paper.
 BASE = {"errors", "files", "compiled"}
 CORE = BASE | {"sketch", "privacy", "wire", "methods"}
+RUNS = CORE | {"silos", "training", "planning", "pages"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "files": {"errors"},
@@ -42,20 +43,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "analytics": CORE | {"planning"},
     "auditing": CORE | {"analytics", "silos", "training", "ddp"},
     "pages": BASE | {"privacy"},
-    "app": CORE | {"analytics", "silos", "training", "planning", "pages", "logs", "__version__"},
+    "app": RUNS | {"analytics", "logs", "__version__"},
     "cli": CORE | {"analytics", "planning", "auditing", "pages", "app", "__version__"},
-    "paper": CORE
-    | {
-        "silos",
-        "training",
-        "auditing",
-        "planning",
-        "secure_sum",
-        "pages",
-        "app",
-        "cli",
-        "__version__",
-    },
+    "paper": RUNS | {"auditing", "secure_sum", "app", "cli", "__version__"},
     "__init__": CORE | {"analytics", "planning", "auditing", "training", "app"},
     "__main__": {"cli"},
 }
@@ -69,7 +59,7 @@ ONLY_IN = {
     "llvmlite": "compiled.py sketch/kernels/*.py",
     "matplotlib": "auditing/pictures.py app/answers.py pages/pictures.py paper/inversion.py",
     "plotly": "pages/*.py",
-    "jinja2": "pages/*.py paper/scoreboard.py",
+    "jinja2": "pages/*.py paper/scoreboard.py paper/markdown.py",
     "dp_accounting": "privacy/accounting/*.py",
     "safetensors": "app/*.py",
     "pydantic": "app/*.py cli.py paper/*.py",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,6 +10,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from benchmarks import feedback
+from tests.helpers.results import results_of
 
 bench: Any = feedback
 
@@ -54,7 +54,6 @@ def test_ranks_send_all_in_the_end() -> None:
 
 def test_quick_run_writes_every_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "SETTINGS", (bench.Setting(8, 0.1),))
-    bench.main(["--quick", "--json", str(tmp_path / "out.json")])
-    found = json.loads((tmp_path / "out.json").read_text())
+    found = results_of(bench.main, "--quick", tmp_path)
     assert [one["sending"] for one in found["found"]] == [one.name for one in bench.SENDINGS]
     assert all(0 < one["loss"] < 3 for one in found["found"])

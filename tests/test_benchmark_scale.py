@@ -5,7 +5,6 @@ No speed is asserted.
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,8 @@ import torch
 
 from benchmarks import scale
 from benchmarks import scale_model as model
+from tests.helpers.refusals import refused
+from tests.helpers.results import results_of
 
 bench: Any = scale
 
@@ -25,14 +26,10 @@ ROOT = Path(__file__).parents[1]
 def test_writes_all_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second count is left out, and a note says so; servers run in processes of their own."""
     monkeypatch.setattr(bench, "SHAPES", ((2, 3),))
-    path = tmp_path / "out.json"
-    bench.main(["--quick", "--counts", "1000", "9", "--limit", "1e-3", "--json", str(path)])
-    result = json.loads(path.read_text())
-    assert {"commit", "hardware", "versions", "settings"} <= result.keys()
-    assert [(case["cells"], case["messages"]) for case in result["servers"]] == [
-        ("float32", 9),
-        ("unsigned", 9),
-    ]
+    result = results_of(bench.main, "--quick --counts 1000 9 --limit 1e-3", tmp_path)
+    assert "settings" in result
+    servers = [(case["cells"], case["messages"]) for case in result["servers"]]
+    assert servers == [("float32", 9), ("unsigned", 9)]
     for case in result["servers"]:
         assert min(case["add_s"], case["to_bytes_s"], case["total_s"]) > 0
         assert case["process_bytes"] > 50e6
@@ -53,8 +50,7 @@ def test_a_wrong_total_is_found(kind: str) -> None:
     cells = total.cells.clone()
     cells[0, 0] = torch.nextafter(cells[0, 0], torch.tensor(9e9)) + 1e-4 if kind == "float32" else 7
     for wrong in (replace(total, count=19), replace(total, cells=cells)):
-        with pytest.raises(RuntimeError, match="must be their sum, and is not"):
-            bench.check_total(wrong, tables, 20)
+        refused(RuntimeError, "must be their sum, and is not", bench.check_total, wrong, tables, 20)
 
 
 def test_handshakes_take_time() -> None:

@@ -5,30 +5,18 @@ pfl and Flower are not installed here; what they compute is not checked.
 
 from __future__ import annotations
 
-import importlib
-import json
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 
+from benchmarks import simulation
 from diffsketch.training.models import flatten
 from diffsketch.training.tasks import Batches, Task, load_task
+from tests.helpers.results import results_of
 
-
-@pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(Path(__file__).parents[1])
-    module = importlib.import_module("benchmarks.simulation")
-
-    def absent(*_: object, **__: object) -> list[float]:
-        return []
-
-    # Should somebody have them installed: they take minutes.
-    monkeypatch.setattr(module, "pfl_seconds", absent)
-    monkeypatch.setattr(module, "flower_seconds", absent)
-    return module
+bench: Any = simulation
 
 
 @pytest.fixture(scope="module")
@@ -37,13 +25,12 @@ def task() -> Task:
 
 
 @pytest.mark.slow
-def test_writes_all_results(bench: ModuleType, tmp_path: Path) -> None:
-    path = tmp_path / "out.json"
-    options = ["--cohorts", "3", "--steps", "2", "--memory", "0", "--repeat", "1"]
+def test_writes_all_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for peer in ("pfl_seconds", "flower_seconds"):  # which take minutes, should they be installed
+        monkeypatch.setattr(bench, peer, lambda *_, **__: [])
     with torch.random.fork_rng(devices=[]):
-        bench.main([*options, "--json", str(path)])
-    result = json.loads(path.read_text())
-    assert {"commit", "hardware", "versions", "settings", "notes", "memory"} <= result.keys()
+        result = results_of(bench.main, "--cohorts 3 --steps 2 --memory 0 --repeat 1", tmp_path)
+    assert {"settings", "notes", "memory"} <= result.keys()
     (rounds,) = result["rounds"]
     ours = {"closed, none", "closed, diffsketch", "batched, none", "batched, diffsketch"}
     assert rounds["median_s"].keys() == {"torch loop", "torch.func", *ours}
@@ -53,7 +40,7 @@ def test_writes_all_results(bench: ModuleType, tmp_path: Path) -> None:
     assert steps["median_s"].keys() == {"nn.LSTM loop", "ours, lstm"}
 
 
-def test_all_devices_give_the_same_round(bench: ModuleType, task: Task) -> None:
+def test_all_devices_give_the_same_round(task: Task) -> None:
     """With everybody in the cohort there is no choice of devices to differ in."""
     expected = bench.torch_loop(task, 20)()
     torch.testing.assert_close(bench.vmap_loop(task, 20)(), expected, rtol=1e-4, atol=1e-6)
@@ -67,7 +54,7 @@ def test_all_devices_give_the_same_round(bench: ModuleType, task: Task) -> None:
     assert not torch.allclose(run.weights, expected, atol=1e-5)
 
 
-def test_plain_lstm_loop_trains_each_device_on_its_own(bench: ModuleType) -> None:
+def test_plain_lstm_loop_trains_each_device_on_its_own() -> None:
     examples = load_task("shakespeare", workers=2).devices.examples
     chosen = torch.arange(20).view(2, 1, 10)
     with torch.random.fork_rng(devices=[]):
@@ -76,7 +63,7 @@ def test_plain_lstm_loop_trains_each_device_on_its_own(bench: ModuleType) -> Non
     assert not torch.equal(found[0], found[1])
 
 
-def test_goals(bench: ModuleType) -> None:
+def test_goals() -> None:
     seconds = {"pfl": 1.0, "closed, none": 0.05, "closed, diffsketch": 0.2}
     seconds |= {"batched, none": 0.1, "batched, diffsketch": 0.3}
     missed: list[str] = []
@@ -85,7 +72,7 @@ def test_goals(bench: ModuleType) -> None:
     assert missed == ["goal MISSED: closed, diffsketch is 5.0x pfl, 7.5x wanted"]
 
 
-def test_memory_of_a_process(bench: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_memory_of_a_process(capsys: pytest.CaptureFixture[str]) -> None:
     bench.main(["--memory-of", "6000", "closed", "none"])
     # At least the images, and what the loader took; torch alone takes 100 MB.
     assert int(capsys.readouterr().out) > 188e6

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import json
 import math
 import typing
@@ -13,35 +12,34 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks import gpt as tiny_gpt
+from benchmarks import transformer, transformer_peers
+
+bench: Any = transformer
+gpt: Any = tiny_gpt
+peers: Any = transformer_peers
 WORKERS, DEVICE = 3, torch.device("cpu")
-
-
-@pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(Path(__file__).parents[1])
-    return importlib.import_module("benchmarks.transformer")
-
-
-@pytest.fixture
-def peers(bench: Any) -> Any:  # noqa: ARG001 (the path)
-    return importlib.import_module("benchmarks.transformer_peers")
-
-
-@pytest.fixture
-def gpt(bench: Any) -> Any:  # noqa: ARG001 (the path)
-    return importlib.import_module("benchmarks.gpt")
 
 
 def vectors(dim: int, *, seed: int = 0) -> torch.Tensor:
     return torch.randn(WORKERS, dim, generator=torch.Generator().manual_seed(seed))
 
 
-def random_text(gpt: Any) -> Any:
+def sent_and_given(exchange: Any, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """What four means have applied, and what they were of."""
+    applied, given = torch.zeros(dim), torch.zeros(dim)
+    for seed in range(4):
+        given += vectors(dim, seed=seed).mean(0)
+        applied += exchange.mean(vectors(dim, seed=seed))
+    return applied, given
+
+
+def random_text() -> Any:
     data = torch.randint(256, (900,), generator=torch.Generator().manual_seed(1)).byte()
     return gpt.Text(data, data, 1, "")
 
 
-def test_text_is_split_by_file(gpt: Any, tmp_path: Path) -> None:
+def test_text_is_split_by_file(tmp_path: Path) -> None:
     for index in range(300):
         (tmp_path / f"{index}.py").write_text(f"file_{index % 290} = 0\n")
     text = gpt.installed_sources(10**6, [tmp_path])
@@ -53,9 +51,9 @@ def test_text_is_split_by_file(gpt: Any, tmp_path: Path) -> None:
     assert len(gpt.installed_sources(100, [tmp_path]).train) < 130
 
 
-def test_steps_are_adamw_with_a_clip(gpt: Any) -> None:
+def test_steps_are_adamw_with_a_clip() -> None:
     """Two workers, who have different sequences, do what a plain loop does with each."""
-    model, text = gpt.GPT(gpt.Size(1, 8, 2, 6)), random_text(gpt)
+    model, text = gpt.GPT(gpt.Size(1, 8, 2, 6)), random_text()
     trainer = gpt.Trainer(model, text, 2, 3)
     trainer.restart(model.initial(3))
     parameters = [torch.nn.Parameter(model.initial(3)) for _ in range(2)]
@@ -81,7 +79,7 @@ def test_steps_are_adamw_with_a_clip(gpt: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["top", "chunks", "power"])
-def test_what_is_not_sent_is_kept(peers: Any, name: str) -> None:
+def test_what_is_not_sent_is_kept(name: str) -> None:
     """With feedback that does not decay, what was applied and what is kept are all there was."""
     shapes = [(30,), (96, 64), (64, 80), (20, 3)]
     dim = sum(math.prod(shape) for shape in shapes)
@@ -90,10 +88,7 @@ def test_what_is_not_sent_is_kept(peers: Any, name: str) -> None:
         "chunks": lambda: peers.ChunkTopK(shapes, WORKERS, 64, DEVICE, decay=1.0),
         "power": lambda: peers.PowerSGD(shapes, 2, DEVICE),
     }[name]()
-    applied, given = torch.zeros(dim), torch.zeros(dim)
-    for seed in range(4):
-        given += vectors(dim, seed=seed).mean(0)
-        applied += exchange.mean(vectors(dim, seed=seed))
+    applied, given = sent_and_given(exchange, dim)
     kept = exchange._error if name == "power" else exchange._error.mean(0)
     assert torch.allclose(applied + kept, given, atol=1e-4)
     assert 0.05 < kept.norm() / given.norm() < 2
@@ -101,7 +96,7 @@ def test_what_is_not_sent_is_kept(peers: Any, name: str) -> None:
     assert exchange.down == exchange.up * (1 if name == "power" else WORKERS - 1)
 
 
-def test_chunks_send_the_largest(peers: Any) -> None:
+def test_chunks_send_the_largest() -> None:
     shapes = [(5000,), (10,)]
     exchange = peers.ChunkTopK(shapes, 1, 16, DEVICE)
     (vector,) = vectors(5010)[:1]
@@ -115,7 +110,7 @@ def test_chunks_send_the_largest(peers: Any) -> None:
     assert exchange.up == (16 + 16 + 10) * 14 / 8 + 2 * 16
 
 
-def test_power_iteration_finds_a_low_rank(peers: Any) -> None:
+def test_power_iteration_finds_a_low_rank() -> None:
     """A matrix of that rank is found in two steps, where another is not."""
     low = torch.randn(90, 2, generator=torch.Generator().manual_seed(1))
     matrix = (low @ torch.randn(2, 80, generator=torch.Generator().manual_seed(2))).flatten()
@@ -126,9 +121,9 @@ def test_power_iteration_finds_a_low_rank(peers: Any) -> None:
         assert exchange.up == 4 * rank * 170
 
 
-def test_outer_steps_are_those_of_sgd(bench: Any, gpt: Any, peers: Any) -> None:
+def test_outer_steps_are_those_of_sgd() -> None:
     """Workers take steps by themselves, and SGD takes one on the mean of what they did."""
-    model, text = gpt.GPT(gpt.Size(1, 8, 2, 6)), random_text(gpt)
+    model, text = gpt.GPT(gpt.Size(1, 8, 2, 6)), random_text()
     starts = gpt.draw_starts(text, 6, (5, WORKERS, 2), torch.Generator().manual_seed(5))
     for worker in range(WORKERS):  # each has a part of the text
         own = starts[:, worker]
@@ -150,9 +145,9 @@ def test_outer_steps_are_those_of_sgd(bench: Any, gpt: Any, peers: Any) -> None:
     assert torch.allclose(center, expected, atol=1e-5)
 
 
-def test_muon_is_that_of_pytorch(gpt: Any) -> None:
+def test_muon_is_that_of_pytorch() -> None:
     """Layers' matrices of two workers step as `torch.optim.Muon` steps them, all else by AdamW."""
-    model, text = gpt.GPT(gpt.Size(1, 8, 2, 6)), random_text(gpt)
+    model, text = gpt.GPT(gpt.Size(1, 8, 2, 6)), random_text()
     trainer, starts = gpt.Trainer(model, text, 2, 3, muon=True), torch.tensor([[3, 70], [400, 450]])
     trainer.restart(model.initial(3))
     for step in range(2):
@@ -174,13 +169,10 @@ def test_muon_is_that_of_pytorch(gpt: Any) -> None:
         assert off < 0.1 * (parameter - start).norm()  # iterations in bfloat16 differ by as much
 
 
-def test_few_bits_keep_what_is_not_sent(peers: Any) -> None:
+def test_few_bits_keep_what_is_not_sent() -> None:
     for bits, options in ((1, {}), (2, {}), (2, {"share": 4}), (2, {"share": 4, "cyclic": True})):
         exchange = peers.Rounded(9000, WORKERS, bits, DEVICE, **options)
-        applied, given = torch.zeros(9000), torch.zeros(9000)
-        for seed in range(4):
-            given += vectors(9000, seed=seed).mean(0)
-            applied += exchange.mean(vectors(9000, seed=seed))
+        applied, given = sent_and_given(exchange, 9000)
         assert torch.allclose(applied + exchange._error.mean(0), given, atol=1e-4)
         assert (applied != 0).float().mean() > (0.6 if options.get("share") else 0.99)
         sizes = 4 * (1 if options else 3)
@@ -190,7 +182,7 @@ def test_few_bits_keep_what_is_not_sent(peers: Any) -> None:
         )  # fmt: skip
 
 
-def test_rows_are_tuned_alike(bench: Any) -> None:
+def test_rows_are_tuned_alike() -> None:
     """The best rate is none of the outermost, and the outer step is chosen with it."""
     for name, best, outer in (("diloco", 8e-3, (0.5, 0.6)), ("none", 5e-4, (1.0, 0.0))):
         row = bench.ROWS[name]
@@ -208,7 +200,7 @@ def test_rows_are_tuned_alike(bench: Any) -> None:
 
 
 @pytest.mark.slow
-def test_runs_go_on(bench: Any, gpt: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of both kinds train, and what there is already is not run again."""
     parts = [Path(module.__file__ or "").read_bytes() for module in (ast, typing, json.decoder)]
     train, held_out = (torch.frombuffer(bytearray(data), dtype=torch.uint8)

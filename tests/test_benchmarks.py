@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import json
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from benchmarks import sketch as sketch_benchmark
 from diffsketch import ArgumentError, CountSketch, SketchKey
 from diffsketch.sketch.hashing import columns_and_signs
+from tests.helpers.results import results_of
 
+pytestmark = pytest.mark.usefixtures("restore_threads")
+bench: Any = sketch_benchmark
 DIM, ROWS, COLS = 2000, 5, 8
 ROUNDING = 1e-5
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    monkeypatch.syspath_prepend(Path(__file__).parents[1])
-    threads = torch.get_num_threads()
-    yield importlib.import_module("benchmarks.sketch")
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture
-def problem(bench: ModuleType) -> Any:
+def problem() -> Any:
     sketch = CountSketch(DIM, ROWS, COLS, "pairwise")
     seed = SketchKey.from_integer(1).seed(0)
     vector = torch.randn(DIM, generator=torch.Generator().manual_seed(2))
@@ -39,12 +31,10 @@ def problem(bench: ModuleType) -> Any:
 
 
 @pytest.mark.slow
-def test_writes_all_results(bench: ModuleType, tmp_path: Path) -> None:
-    path = tmp_path / "out.json"
-    arguments = f"--sizes {DIM} --repeat 1 --threads 1 --device cpu".split()
-    bench.main([*arguments, "--json", str(path)])
-    result = json.loads(path.read_text())
-    assert {"commit", "hardware", "versions", "settings", "notes", "memory"} <= result.keys()
+def test_writes_all_results(tmp_path: Path) -> None:
+    options = f"--sizes {DIM} --repeat 1 --threads 1 --device cpu"
+    result = results_of(bench.main, options, tmp_path)
+    assert {"settings", "notes", "memory"} <= result.keys()
     assert [(case["rows"], case["cols"]) for case in result["cases"]] == [(5, 8), (5, 1)]
     for case in result["cases"]:
         names = {(timing["operation"], timing["name"]) for timing in case["timings"]}
@@ -66,7 +56,7 @@ def test_ours_equals_scatter_add(problem: Any) -> None:
 
 
 @pytest.mark.slow
-def test_disagreement_shows_wrong_hashes(bench: ModuleType, problem: Any) -> None:
+def test_disagreement_shows_wrong_hashes(problem: Any) -> None:
     other = dataclasses.replace(problem, seed=SketchKey.from_integer(1).seed(1))
     notes: list[str] = []
     jobs = bench.our_jobs(problem) + bench.peer_jobs(other, notes.append)
@@ -74,16 +64,14 @@ def test_disagreement_shows_wrong_hashes(bench: ModuleType, problem: Any) -> Non
     assert np.float64(5e-324) * 1.0 > 0  # no peer changes how this process computes
 
 
-def test_peers_without_room_are_skipped(
-    bench: ModuleType, problem: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_peers_without_room_are_skipped(problem: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.peers.MAX_INDEX_BYTES", 8 * DIM * ROWS - 1)
     notes: list[str] = []
     assert bench.peer_jobs(problem, notes.append) == []
     assert notes[0].startswith("all peers skipped")
 
 
-def test_batch_and_memory(bench: ModuleType, problem: Any) -> None:
+def test_batch_and_memory(problem: Any) -> None:
     report = bench.Report(torch.device("cpu"), repeat=1, threads=(1,))
     bench.run_batch(report)
     assert len(report.batches) == 4
@@ -92,9 +80,7 @@ def test_batch_and_memory(bench: ModuleType, problem: Any) -> None:
     assert len(report.memory) == 4 or report.notes
 
 
-def test_edges_are_set_beside_their_neighbours(
-    bench: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_edges_are_set_beside_their_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = bench._Calls(1000, 3, 20)
 
     def refused() -> None:
@@ -114,7 +100,7 @@ def test_edges_are_set_beside_their_neighbours(
     assert report.notes == ["refused: not taken here"]
 
 
-def test_sizes_and_tables(bench: ModuleType) -> None:
+def test_sizes_and_tables() -> None:
     assert bench.shapes(7850) == [(7, 22)]
     assert bench.shapes(10**8) == [(5, 400_000), (5, 40_000)]
     options = bench.parse(["--device", "cpu", "--sizes", "1e6,7850", "--quick"])

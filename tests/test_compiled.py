@@ -20,6 +20,7 @@ from numba.core import config
 from diffsketch import compiled
 from diffsketch.files import private_folder
 from diffsketch.sketch.kernels.cpu_lanes import combiner
+from tests.helpers.commands import python
 
 SOURCE = Path(compiled.__file__).parent
 HELPER = "from numba import njit\nFACTOR = 2\n@njit\ndef double(x):\n    return FACTOR * x\n"
@@ -27,13 +28,17 @@ KERNEL = (
     "from diffsketch.compiled import compiled\nfrom kernels.helper import double\n"
     "@compiled\ndef apply(x):\n    return double(x)\n"
 )
+USE = """
+import diffsketch, torch
+sketch, seed = diffsketch.CountSketch(100, 3, 20), diffsketch.SketchKey.from_integer(1).seed(0)
+print(tuple(sketch.query(sketch.encode(torch.ones(100), seed), seed).shape))
+"""
 
 
 def run(code: str, path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
     kept |= {"PYTHONPATH": os.pathsep.join((str(path), str(SOURCE.parent)))} | environment
-    command = [sys.executable, "-c", code]
-    return subprocess.run(command, env=kept, text=True, capture_output=True, check=False)  # noqa: S603
+    return python("-c", code, env=kept)
 
 
 @pytest.fixture
@@ -59,7 +64,7 @@ def no_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def load(kernels: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
+def load(kernels: Path, no_home: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:  # noqa: ARG001
     """The kernel as a new process would have it: from the files, with nothing remembered."""
     monkeypatch.syspath_prepend(kernels.parent)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)  # its stamps are in whole seconds
@@ -78,7 +83,6 @@ def outcome(apply: Any, value: Any = 21) -> tuple[Any, int, int]:
     return apply(value), len(apply.stats.cache_hits), len(apply.stats.cache_misses)
 
 
-@pytest.mark.usefixtures("no_home")
 def test_a_change_in_another_file_is_noticed(kernels: Path, load: Callable[[], Any]) -> None:
     """Numba by itself looks at the kernel's own file only, and would go on with the old code."""
     assert outcome(load()) == (42, 0, 1)
@@ -90,10 +94,7 @@ def test_a_change_in_another_file_is_noticed(kernels: Path, load: Callable[[], A
     assert files.isdisjoint(kernels.rglob("*.nbc"))  # the old code does not pile up
 
 
-@pytest.mark.usefixtures("no_home")
-def test_without_a_cache_all_runs_and_one_line_says_so(
-    kernels: Path, load: Callable[[], Any]
-) -> None:
+def test_without_a_cache_all_runs_with_one_warning(kernels: Path, load: Callable[[], Any]) -> None:
     """Nothing can be written anywhere: read-only folders, and no home."""
     (kernels / "__pycache__").write_text("a file in the place of the folder")
     with pytest.warns(RuntimeWarning, match="compiled kernels are not cached") as said:
@@ -101,10 +102,7 @@ def test_without_a_cache_all_runs_and_one_line_says_so(
     assert len(said) == 1
 
 
-@pytest.mark.usefixtures("no_home")
-def test_a_cache_that_breaks_while_running_does_no_harm(
-    kernels: Path, load: Callable[[], Any]
-) -> None:
+def test_a_cache_may_break_while_it_is_used(kernels: Path, load: Callable[[], Any]) -> None:
     apply = load()
     shutil.rmtree(kernels / "__pycache__")
     (kernels / "__pycache__").write_text("")
@@ -113,7 +111,6 @@ def test_a_cache_that_breaks_while_running_does_no_harm(
     assert len(said) == 1
 
 
-@pytest.mark.usefixtures("no_home")
 @pytest.mark.parametrize("kind", ["empty", "half", "one bit", "garbage", "pickle", "foreign"])
 def test_a_damaged_cache_file_is_a_miss_and_is_replaced(
     kind: str, kernels: Path, load: Callable[[], Any]
@@ -141,25 +138,17 @@ def test_a_damaged_cache_file_is_a_miss_and_is_replaced(
 @pytest.mark.slow
 def test_a_command_survives_damaged_cache_files(tmp_path: Path) -> None:
     """An `EOFError` of an empty file was taken for the end of the input: silence, and 130."""
-    code = (
-        "import diffsketch as d, torch; s = d.CountSketch(100, 3, 20)\n"
-        "k = d.SketchKey.from_integer(1).seed(0); t = s.encode(torch.ones(100), k)\n"
-        "print(tuple(s.query(t, k).shape))"
-    )
     for content in (None, b"", b"garbage"):
         if content is not None:
             for path in tmp_path.rglob("*.nbc"):
                 path.write_bytes(content)
-        done = run(code, tmp_path, NUMBA_CACHE_DIR=str(tmp_path))
+        done = run(USE, tmp_path, NUMBA_CACHE_DIR=str(tmp_path))
         assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "(100,)", "")
     assert all(path.stat().st_size > 1000 for path in tmp_path.rglob("*.nbc"))
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_home")
-def test_processes_that_compile_at_once_do_not_mix_up(
-    kernels: Path, load: Callable[[], Any]
-) -> None:
+def test_processes_may_compile_at_once(kernels: Path, load: Callable[[], Any]) -> None:
     """Each for a type of its own: with an index file, one could be left with the other's code."""
     values: tuple[Any, ...] = (21, 1.5, np.float32(2.5), 2j)
     code = """
@@ -185,9 +174,7 @@ print(*[os.wait()[1] for _ in range(4)])
         assert outcome(load(), value) == (2 * value, 1, 0)
 
 
-def test_callbacks_of_other_settings_are_kept_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_callbacks_are_kept_by_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They share their code and their types, so that only the name tells them apart."""
     monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
     usual = {"rows": 4, "itemsize": 4, "combine": "median", "stream": False, "lanewise": False}
@@ -214,7 +201,7 @@ def test_kernels_use_only_files_that_the_stamp_covers() -> None:
                 assert module in allowed or module.startswith((folder, "diffsketch.sketch.hashing"))
 
 
-def test_tasks_without_openmp_run_here_and_raise_their_errors(
+def test_tasks_without_openmp_run_here_and_may_raise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     done: list[tuple[int, int, list[int]]] = []
@@ -235,19 +222,14 @@ def test_the_package_runs_from_a_folder_that_cannot_be_written(tmp_path: Path) -
     shutil.copytree(SOURCE, tmp_path / "diffsketch", ignore=shutil.ignore_patterns("__pycache__"))
     for folder in {path.parent for path in (tmp_path / "diffsketch").rglob("*.py")}:
         (folder / "__pycache__").write_text("")
-    code = (
-        "import diffsketch as d, torch; s = d.CountSketch(100, 3, 20)\n"
-        "k = d.SketchKey.from_integer(1).seed(0); t = s.encode(torch.ones(100), k)\n"
-        "print(tuple(s.query(t, k).shape))"
-    )
     nowhere = str(tmp_path / "diffsketch" / "__pycache__" / "home")
     places = {"HOME": nowhere, "XDG_CACHE_HOME": nowhere, "TMPDIR": str(tmp_path)}
-    done = run(code, tmp_path, **places)
+    done = run(USE, tmp_path, **places)
     assert (done.stdout.strip(), done.stderr) == ("(100,)", "")
     assert list((tmp_path / f"diffsketch-{os.getuid()}").rglob("*.nbc"))
 
 
-def test_a_folder_of_the_users_own_is_nobody_elses(
+def test_a_folder_of_a_user_is_nobody_elses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A folder that others can write is not used: its files are run when they are read."""

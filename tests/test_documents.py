@@ -14,6 +14,7 @@ from diffsketch import PlanRequest, plan
 from diffsketch.cli import app
 from paper.__main__ import app as paper
 from tests.helpers.documents import DOCUMENTS, ROOT, blocks, run_blocks
+from tests.helpers.refusals import refused
 
 SOURCE = ROOT / "src" / "diffsketch"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -33,15 +34,13 @@ def test_examples_run_and_print_what_they_say(
 
 
 def test_a_wrong_comment_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(AssertionError, match="planted"):
-        run_blocks("planted", ["print(1 + 1)\n# 3\n"], monkeypatch)
+    refused(AssertionError, "planted", run_blocks, "planted", ["print(1 + 1)\n# 3\n"], monkeypatch)
 
 
 def test_blocks_of_the_readme_stand_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     two = ["import math\n", "print(math.floor(2.5))\n# 2\n"]
     run_blocks("planted", two, monkeypatch)
-    with pytest.raises(NameError, match="math"):
-        run_blocks("README.md", two, monkeypatch)
+    refused(NameError, "math", run_blocks, "README.md", two, monkeypatch)
     with pytest.raises(NameError, match="optimizer"):  # which other documents may speak of
         run_blocks("README.md", ["optimizer.step()\n"], monkeypatch)
 
@@ -83,8 +82,7 @@ def parsed(words: list[str]) -> None:
 
 
 def test_a_wrong_option_is_noticed() -> None:
-    with pytest.raises(Exception, match="--cleap"):
-        parsed(["run", "--cleap", "1"])
+    refused(Exception, "--cleap", parsed, ["run", "--cleap", "1"])
 
 
 @pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "SECURITY.md", *PAGES])

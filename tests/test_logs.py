@@ -25,7 +25,7 @@ def test_a_row_has_the_same_keys_whatever_is_known() -> None:
     assert "proven" in row["guarantee"]
 
 
-def test_a_round_and_its_refusals_are_logged_and_passed_on(
+def test_rounds_and_refusals_are_logged_and_passed_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     seen: list[RoundSummary] = []

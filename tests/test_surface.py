@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 import diffsketch
+from tests.helpers.commands import python
 
 
 def test_every_public_name_can_be_imported() -> None:
@@ -22,9 +20,7 @@ def test_every_public_name_can_be_imported() -> None:
 def test_the_package_alone_loads_nothing_heavy() -> None:
     heavy = "torch", "numba", "scipy", "dp_accounting"
     code = f"import sys, diffsketch; print([m for m in {heavy} if m in sys.modules])"
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603
-    assert done.stdout.strip() == "[]"
+    assert python("-c", code).stdout.strip() == "[]"
 
 
 WITHOUT_POSIX = """
@@ -60,7 +56,6 @@ for module in pkgutil.walk_packages(diffsketch.__path__, "diffsketch."):
 @pytest.mark.slow
 def test_it_imports_where_posix_is_missing() -> None:
     """Every module, as on Windows, as far as that shows: no `fcntl`, `/proc`, AF_UNIX or fork."""
-    command = [sys.executable, "-c", WITHOUT_POSIX]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    done = python("-c", WITHOUT_POSIX)
     assert done.returncode == 0, done.stderr
     assert {"diffsketch.cli", "diffsketch.ddp.hook"} <= set(done.stdout.split())
