@@ -23,8 +23,8 @@ from benchmarks.one_thread import in_one_thread, save
 from benchmarks.report import print_table, readable
 from benchmarks.timing import Job, extra_memory, measure
 from diffsketch.wire import HEADER_BYTES, Message, MessageFormat
-from diffsketch.wire.formats import pack, unpack
 from diffsketch.wire.inbox import FloatSum, WholeSum
+from diffsketch.wire.message import pack, unpack
 
 BITS = (4, 5, 13, 22, 62)
 FORMATS = (

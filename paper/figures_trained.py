@@ -16,7 +16,7 @@ from diffsketch.privacy.accounting import events
 from diffsketch.privacy.accounting.calibration import gaussian_multiplier
 from diffsketch.privacy.accounting.events import epsilon_for
 from diffsketch.privacy.claim import Basis, Epsilon, Unit
-from diffsketch.wire.formats import payload_within
+from diffsketch.wire.message import payload_within
 from paper.experiments import Experiment, PanelFields, Results, Variant
 from paper.figures import (
     Figure,

@@ -25,7 +25,7 @@ from diffsketch.flower import FlowerPlan, SecureAggregation, SketchStrategy
 from diffsketch.flower.records import SUM_RECORD, SumReply, digest_of
 from diffsketch.privacy import Budget, Trust
 from diffsketch.sketch import SketchKey
-from diffsketch.wire.formats import pack
+from diffsketch.wire.message import pack
 from tests.flower import network as net
 from tests.flower.network import BAD, DIM, FIRST, KEY, Caught, Network
 

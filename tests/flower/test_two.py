@@ -24,7 +24,7 @@ from diffsketch.flower.keys import NodeKeys, member_number
 from diffsketch.flower.records import SUM_RECORD, SumRequest, digest_of
 from diffsketch.privacy import Trust
 from diffsketch.secure_sum import KeyPair, OneShotClient, OneShotLeader
-from diffsketch.wire.formats import pack
+from diffsketch.wire.message import pack
 from tests.flower import network as net
 from tests.flower.network import BAD, DIM, FIRST, KEY, Caught, Network
 from tests.flower.test_secure import PLAN as BY_ONE

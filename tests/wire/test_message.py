@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.wire import HEADER_BYTES, SERVER, Header, Message, MessageFormat, WireError
 from diffsketch.wire import message as module
-from diffsketch.wire.formats import pack, unpack
-from diffsketch.wire.message import CHECKSUM, checksum
+from diffsketch.wire.message import CHECKSUM, checksum, pack, unpack
 from tests.helpers.refusals import refused
 
 TABLE = MessageFormat("sketch", 7850, (2, 2), "float32", 32, code=1)

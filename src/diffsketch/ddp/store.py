@@ -41,8 +41,7 @@ from diffsketch.errors import MismatchError, check, check_positive, check_type, 
 from diffsketch.methods.base import Method
 from diffsketch.privacy.noise import Noise
 from diffsketch.sketch.hashing import HashSeed
-from diffsketch.wire.formats import WireError
-from diffsketch.wire.message import SERVER, Message
+from diffsketch.wire.message import SERVER, Message, WireError
 
 
 class RunOver(MismatchError):  # noqa: N818 - it says what happened

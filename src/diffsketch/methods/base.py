@@ -34,7 +34,7 @@ from diffsketch.privacy.noise import Noise
 from diffsketch.sketch.count_sketch import CountSketch, check_seed
 from diffsketch.sketch.hashing import Geometry, HashSeed
 from diffsketch.sketch.kernels.estimators import Combine
-from diffsketch.wire.formats import Cells, MessageFormat, WireError
+from diffsketch.wire.message import Cells, MessageFormat, WireError
 
 FALSE_REFUSAL = 1e-9
 """Largest probability that an honest message is refused for its norm."""

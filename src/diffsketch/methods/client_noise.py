@@ -44,7 +44,7 @@ from diffsketch.privacy.mechanisms.integer import (
     IntegerMechanism,
     SkellamMechanism,
 )
-from diffsketch.wire.formats import WireError
+from diffsketch.wire.message import WireError
 
 _RATE = 0.2  # of the paper
 _ERROR = 0.05  # standard deviation of the share of clients within the clip, if it can be had

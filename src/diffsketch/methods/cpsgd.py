@@ -37,7 +37,7 @@ from diffsketch.privacy.clipping import clip_coordinates, clip_norm
 from diffsketch.privacy.mechanisms.binomial import PAPER_SETTINGS, BinomialMechanism
 from diffsketch.privacy.noise import Noise
 from diffsketch.sketch.hashing import HashSeed
-from diffsketch.wire.formats import MessageFormat
+from diffsketch.wire.message import MessageFormat
 
 _DEVIATIONS = 4.5  # of a coordinate, within the range of a plan
 

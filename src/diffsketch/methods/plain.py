@@ -23,7 +23,7 @@ from diffsketch.sketch.count_sketch import CountSketch
 from diffsketch.sketch.hashing import MAX_COLS, Family, HashSeed
 from diffsketch.sketch.kernels.estimators import COMBINES, Combine
 from diffsketch.sketch.rounding import CELL_BITS, LIMITS, CellGrid
-from diffsketch.wire.formats import MessageFormat
+from diffsketch.wire.message import MessageFormat
 
 _FIRST_LIMIT = 2.0**-20  # of cells, if none is given
 _SATURATING = 3  # rounds with most cells beyond their limit: in as many, it grows 2,400-fold

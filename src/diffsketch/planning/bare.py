@@ -9,7 +9,7 @@ from diffsketch.methods.forecast import RelativeError, Vectors
 from diffsketch.methods.plain import PlainSketch
 from diffsketch.sketch.hashing import MAX_COLS
 from diffsketch.sketch.rounding import CELL_BITS
-from diffsketch.wire.formats import payload_within
+from diffsketch.wire.message import payload_within
 
 _MIN_KEPT = 0.9  # of the mean: saturation shortens it, and with it the steps of training
 

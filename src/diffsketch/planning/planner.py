@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from diffsketch.errors import ArgumentError, check_type, check_whole
 from diffsketch.planning.search import TIE, TRUSTS, Option, PlanRequest, search
 from diffsketch.privacy.claim import Trust, Unit
-from diffsketch.wire.formats import CHECKSUM_BYTES
+from diffsketch.wire.message import CHECKSUM_BYTES
 from diffsketch.wire.sums import costs_more_than_dense, proposed_sum, round_bytes
 
 

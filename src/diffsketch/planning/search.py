@@ -36,7 +36,7 @@ from diffsketch.privacy.claim import (
     UnitName,
 )
 from diffsketch.sketch import SketchKey
-from diffsketch.wire.formats import payload_within
+from diffsketch.wire.message import payload_within
 
 SAMPLINGS = ("shuffled", "uniform", "weighted", "poisson")
 """Ways to draw a round's devices, by the names of `diffsketch run --sampling`."""

@@ -27,7 +27,7 @@ from diffsketch.secure_sum.primitives import (
     stream,
 )
 from diffsketch.wire import Message, MessageFormat
-from diffsketch.wire.formats import check_cells
+from diffsketch.wire.message import check_cells
 
 Words: TypeAlias = npt.NDArray[np.unsignedinteger[Any]]
 

@@ -42,8 +42,7 @@ from diffsketch.secure_sum.messages import MessageKind, RoundParams, Stage
 from diffsketch.secure_sum.primitives import PUBLIC_BYTES, SECRET_BYTES, KeyPair, RefusedError
 from diffsketch.secure_sum.server import Total
 from diffsketch.wire import SERVER, DuplicateError, MessageFormat
-from diffsketch.wire.formats import pack, unpack
-from diffsketch.wire.message import check_data
+from diffsketch.wire.message import check_data, pack, unpack
 
 _MASK = "one-shot mask"
 _BATCH = struct.Struct("<IB")  # number of a request in its round, and whether it is the last

@@ -20,7 +20,7 @@ from diffsketch.sketch.hashing import HashSeed
 from diffsketch.training.local import LocalTrainer
 from diffsketch.training.sampling import draw_batches
 from diffsketch.training.tasks import Devices
-from diffsketch.wire.formats import CHECKSUM_BYTES, COUNT_BYTES
+from diffsketch.wire.message import CHECKSUM_BYTES, COUNT_BYTES
 
 Correction: TypeAlias = Literal["off", "shared", "drift"]
 Schedule: TypeAlias = Literal["constant", "sqrt", "linear", "cosine"]

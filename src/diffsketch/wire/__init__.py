@@ -6,9 +6,18 @@ with a `WireError`. The checksum finds accidents: nothing here says who sent a m
 what is in it. That is the transport's part.
 """
 
-from diffsketch.wire.formats import HEADER_BYTES, Cells, DuplicateError, MessageFormat, WireError
 from diffsketch.wire.inbox import Inbox
-from diffsketch.wire.message import SERVER, VERSION, Header, Message
+from diffsketch.wire.message import (
+    HEADER_BYTES,
+    SERVER,
+    VERSION,
+    Cells,
+    DuplicateError,
+    Header,
+    Message,
+    MessageFormat,
+    WireError,
+)
 
 __all__ = [
     "HEADER_BYTES", "SERVER", "VERSION", "Cells", "DuplicateError", "Header", "Inbox", "Message",

@@ -6,19 +6,27 @@ Sums do not depend on the order of their terms, and take memory that does not gr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from diffsketch.errors import MismatchError
-from diffsketch.errors import check as check_that
-from diffsketch.wire.formats import DuplicateError, MessageFormat, WireError
-from diffsketch.wire.kernels import DIGIT_BITS, DIGITS, add_words, digits_in
-from diffsketch.wire.message import MAX_COUNT, SERVER, Message, check_header
+from diffsketch.compiled import compiled
+from diffsketch.errors import MismatchError, check
+from diffsketch.wire.message import (
+    MAX_COUNT,
+    SERVER,
+    DuplicateError,
+    Message,
+    MessageFormat,
+    WireError,
+    check_header,
+)
 
+_DIGIT_BITS, _DIGITS = 16, 16  # of the whole numbers that floats are added to
 _LOWEST = -149  # the smallest float32 is 2**-149, and all of them are multiples of it
 
 
@@ -44,17 +52,17 @@ class FloatSum:
     def add(self, cells: Tensor) -> None:
         """Add a term, whose type and shape are checked."""
         words = cells.contiguous().numpy().reshape(-1).view(np.uint32)
-        mask = int(digits_in(words))
+        mask = int(_digits_in(words))
         # Zeros of either sign: no digit, no memory.
         if not mask:
             return
-        new = [i for i in range(DIGITS) if mask >> i & 1 and i not in self._places]
+        new = [i for i in range(_DIGITS) if mask >> i & 1 and i not in self._places]
         if new:
             more = np.zeros((len(new), words.size), np.int64)
             self._digits = np.concatenate([self._digits, more])
             self._places |= {digit: len(self._places) + i for i, digit in enumerate(new)}
-        places = np.array([self._places.get(digit, 0) for digit in range(DIGITS)])
-        add_words(words, places, self._digits)
+        places = np.array([self._places.get(digit, 0) for digit in range(_DIGITS)])
+        _add_words(words, places, self._digits)
 
     def value(self) -> Tensor:
         """Round the sum to float32; a `WireError` if it is beyond."""
@@ -66,14 +74,40 @@ class FloatSum:
             place = self._places.get(digit)
             number = carry if place is None else carry + self._digits[place]
             # Digits from -2**15 to 2**15: whatever is left out is then small beside what is kept.
-            carry = (number + (1 << (DIGIT_BITS - 1))) >> DIGIT_BITS
-            total += (number - (carry << DIGIT_BITS)) * 2.0 ** (DIGIT_BITS * digit + _LOWEST)
-        total += carry * 2.0 ** (DIGIT_BITS * (highest + 1) + _LOWEST)
+            carry = (number + (1 << (_DIGIT_BITS - 1))) >> _DIGIT_BITS
+            total += (number - (carry << _DIGIT_BITS)) * 2.0 ** (_DIGIT_BITS * digit + _LOWEST)
+        total += carry * 2.0 ** (_DIGIT_BITS * (highest + 1) + _LOWEST)
         with np.errstate(over="ignore"):
             rounded = total.astype(np.float32)
         if not np.isfinite(rounded).all():
             raise WireError("the sum of the messages is beyond float32")
         return torch.from_numpy(rounded).reshape(self._shape)
+
+
+@compiled
+def _digits_in(words: Any) -> Any:
+    """A bit for each digit of `FloatSum` that float32 numbers with these bits are added to."""
+    mask = np.uint32(0)
+    for word in words:
+        if word << np.uint32(1):  # zeros, of either sign, are added to none
+            exponent = (word >> np.uint32(23)) & np.uint32(0xFF)
+            shift = exponent - np.uint32(exponent > 0)
+            mask |= np.uint32(1) << (shift // np.uint32(_DIGIT_BITS))
+    return mask
+
+
+@compiled
+def _add_words(words: Any, places: Any, digits: Any) -> None:
+    """Add each number to its digit, `digits[places[digit]]`; a zero changes nothing."""
+    for i in range(words.size):
+        word = np.int64(words[i])
+        exponent = (word >> 23) & 0xFF
+        leading = np.int64(exponent > 0)
+        significand = (word & 0x7FFFFF) | (leading << 23)
+        shift = exponent - leading
+        # At most 24 + 15 bits: 2**24 of them fit into the 64 of a digit.
+        significand <<= shift % _DIGIT_BITS
+        digits[places[shift // _DIGIT_BITS], i] += -significand if word >> 31 else significand
 
 
 class WholeSum:
@@ -134,8 +168,6 @@ class Inbox:
             only if the total has as many bits as a message. Above other inboxes, messages have the
             total's bits already: False there, if workers' messages have fewer, so that a sum that
             does not fit is found.
-        check: Looks at each message before it is summed, and raises a `WireError` for one that
-            nobody should send.
 
     Raises:
         MismatchError: A total of that format cannot hold the messages.
@@ -154,14 +186,13 @@ class Inbox:
     >>> inbox.add(message.to_bytes())
     Traceback (most recent call last):
         ...
-    diffsketch.wire.formats.DuplicateError: sender 5 has already sent its message of round 0
+    diffsketch.wire.message.DuplicateError: sender 5 has already sent its message of round 0
     """
 
     def __init__(
         self, expected: MessageFormat, *, round_index: int, fingerprint: bytes,
         senders: Iterable[int] | None = None, total_format: MessageFormat | None = None,
         sums: bool = False, wraps: bool | None = None,
-        check: Callable[[Message], None] | None = None,
     ) -> None:  # fmt: skip
         total = total_format or expected
         for layout in (expected, total):
@@ -174,17 +205,17 @@ class Inbox:
         self.expected, self.total_format = expected, total
         self.round_index, self.fingerprint = round_index, fingerprint
         self._senders = None if senders is None else frozenset(senders)
-        self._sums, self._check = sums, check
+        self._sums = sums
         self._heard: set[int] = set()
         self._count = 0
         self._sum: FloatSum | WholeSum = FloatSum(expected.shape)
         if expected.cells == "float32":
-            check_that(wraps is None, "wraps", "be None for float32 cells", wraps)
+            check(wraps is None, "wraps", "be None for float32 cells", wraps)
             return
         # Signed cells have no modulus, and with more bits a total has room for the sum.
         can = total.bits == expected.bits and total.cells == "unsigned"
         reason = "not be True for signed cells, or totals of more bits"
-        check_that(can or not wraps, "wraps", reason, wraps)
+        check(can or not wraps, "wraps", reason, wraps)
         self._sum = WholeSum(total, wraps=can if wraps is None else wraps)
 
     @property
@@ -202,8 +233,7 @@ class Inbox:
 
         Raises:
             DuplicateError: The sender's message is already there, and stays as it is.
-            WireError: Not a message of this round, not of one of its senders, or one that `check`
-                refuses.
+            WireError: Not a message of this round, or not of one of its senders.
         """
         message = Message.from_bytes(
             data, self.expected, round_index=self.round_index, fingerprint=self.fingerprint,
@@ -219,8 +249,6 @@ class Inbox:
             )
         if self._count + message.count > MAX_COUNT or len(self._heard) == self._sum.most_terms:
             raise WireError(f"the sum of {self._count} messages takes no more")
-        if self._check is not None:
-            self._check(message)
         self._sum.add(message.cells)
         self._heard.add(sender)
         self._count += message.count

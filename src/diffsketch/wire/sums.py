@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from diffsketch.wire.formats import MessageFormat
+from diffsketch.wire.message import MessageFormat
 
 MOST_OF_ONE = 100
 """Members up to which one server's sum is proposed: beyond, exchanges outweigh most tables."""
