@@ -22,8 +22,12 @@ from diffsketch.privacy import Account, Noise, NoiseKey, SecureNoise, Trust, Uni
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.clipping import Quantizer
 from diffsketch.silos import messages as records
-from diffsketch.silos.kernels import add_bounded
-from diffsketch.silos.messages import draw_records, encode_records, release_records
+from diffsketch.silos.messages import (
+    add_bounded,
+    draw_records,
+    encode_records,
+    release_records,
+)
 from diffsketch.sketch import SketchKey
 from diffsketch.sketch.hashing import HashSeed
 from tests.privacy.deltas import delta_for

@@ -10,9 +10,8 @@ from diffsketch.methods.base import (
     settings_of,
 )
 from diffsketch.methods.client_noise import GaussianMean, SkellamMean, SketchGaussian, SketchSkellam
-from diffsketch.methods.cpsgd import CpSgd
 from diffsketch.methods.gate import PrivateMean, release, release_noise
-from diffsketch.methods.paper import DiffSketch, RawLaplace, SketchLaplace
+from diffsketch.methods.paper import CpSgd, DiffSketch, RawLaplace, SketchLaplace
 from diffsketch.methods.plain import PlainSketch, TableMethod, Uncompressed
 
 __all__ = [
