@@ -12,6 +12,7 @@ from scipy.sparse import coo_array, csr_matrix
 
 from benchmarks.timing import extra_memory
 from diffsketch import private_counts, private_mean
+from diffsketch.analytics.columns import FINEST, finest_bins
 from diffsketch.analytics.items import (
     STEPS,
     Items,
@@ -22,7 +23,6 @@ from diffsketch.analytics.items import (
     person_steps,
     steps_of,
 )
-from diffsketch.analytics.quantiles import FINEST, finest_bins
 from diffsketch.errors import ArgumentError, MismatchError
 from tests.helpers.refusals import refused
 
@@ -74,7 +74,8 @@ def test_items_of_a_sparse_matrix_and_of_columns_are_the_same() -> None:
     columns = Items.of(["b", "a", "a"], ["y", "x", "y"], [1, 2, 3])
     assert columns.names.tolist() == ["x", "y"]
     assert columns.person.tolist() == [1, 0, 0]
-    refused(MismatchError, "as many rows", Items.of, ["a"], ["x", "y"])
+    refused(MismatchError, "people must have 2 rows", Items.of, ["a"], ["x", "y"])
+    refused(MismatchError, "values must have 2 rows", Items.of, None, ["x", "y"], [1.0])
     refused(ArgumentError, "keys must be given", Items.of, ["a", "b"])
     refused(ArgumentError, "none in row 1", Items.of, ["a", None], ["x", "y"])
 
@@ -82,7 +83,7 @@ def test_items_of_a_sparse_matrix_and_of_columns_are_the_same() -> None:
 def test_bounds_hold_for_every_person() -> None:
     rng = np.random.default_rng(1)
     person, key = rng.integers(50, size=2000), rng.integers(30, size=2000)
-    items = Items.of(person, key, rng.normal(0, 5, 2000)).bounded(4, (-2.0, 3.0))
+    (items,) = Items.of(person, key, rng.normal(0, 5, 2000)).pieces(4, (-2.0, 3.0))
     assert np.bincount(items.person).max() == 4
     pairs = set(zip(items.person.tolist(), items.key.tolist(), strict=True))
     assert len(pairs) == len(items.person)  # rows of a person with one key are one item
@@ -92,7 +93,7 @@ def test_bounds_hold_for_every_person() -> None:
 
 
 def test_values_of_a_person_and_key_add_up_before_they_are_clipped() -> None:
-    items = Items.of(["a", "a", "b"], ["x", "x", "x"], [4.0, 5.0, 1.0]).bounded(1, (0.0, 6.0))
+    (items,) = Items.of(["a", "a", "b"], ["x", "x", "x"], [4.0, 5.0, 1.0]).pieces(1, (0.0, 6.0))
     assert items.value is not None
     assert items.value.tolist() == [6.0, 1.0]
 
@@ -103,7 +104,7 @@ def test_pieces_have_whole_people(size: int, monkeypatch: pytest.MonkeyPatch) ->
     rng = np.random.default_rng(2)
     person, key = rng.integers(50, size=2000), rng.integers(30, size=2000)
     monkeypatch.setattr("secrets.token_bytes", lambda count: bytes(count))
-    whole = Items.of(person, key, key).bounded(3, (0.0, 20.0))
+    (whole,) = Items.of(person, key, key).pieces(3, (0.0, 20.0))
     monkeypatch.setattr("diffsketch.analytics.items._PIECE", size)
     order = np.argsort(person, kind="stable")
     for rows in (slice(None), order):
@@ -136,7 +137,7 @@ def test_memory_beyond_the_data() -> None:
 def test_no_key_is_favoured() -> None:
     """Of 10 keys one is kept, each equally often: 10,000 people, 5 standard deviations, 1e-5."""
     people = np.repeat(np.arange(10_000), 10)
-    kept = Items.of(people, np.tile(np.arange(10), 10_000)).bounded(1)
+    (kept,) = Items.of(people, np.tile(np.arange(10), 10_000)).pieces(1)
     counts = np.bincount(kept.key, minlength=10)
     assert counts.sum() == 10_000
     assert np.abs(counts - 1000).max() < 5 * math.sqrt(900)

@@ -109,13 +109,8 @@ def private_counts(
     if cells is not None and len(items.names) > cells:
         if pair is not None:
             raise ArgumentError("message_bytes must hold a number for each key, to sum values")
-        return _sketched_counts(
-            items.bounded(keys_per_person), keys_per_person, cells, message_bytes or 0, promise
-        )
-    noise = asked_noise(len(items.names), keys_per_person, pair, items.people, promise)
-    pieces = items.pieces(keys_per_person, pair)
-    total, _ = count_total(pieces, len(items.names), noise.mechanism.step)
-    return asked_answer(question_of(pair), items.names, total, noise)
+        return _sketched_counts(items, keys_per_person, cells, message_bytes or 0, promise)
+    return asked_counts(items, keys_per_person, pair, promise, question_of(pair))
 
 
 def question_of(pair: Bounds | None) -> str:
@@ -197,30 +192,33 @@ def asked_noise(
     tables = count_tables(cells, keys_per_person, pair, terms)
     noise = TableNoise.of(terms, tables, people=people)
     largest = 1.0 if pair is None else max(map(abs, pair))
-    check_worth(noise.std, people, keys_per_person, cells, largest, stacklevel=4)
+    check_worth(noise.std, people, keys_per_person, cells, largest, stacklevel=5)
     return noise
 
 
-def asked_answer(
+def asked_counts(
+    items: Items,
+    keys_per_person: int,
+    pair: Bounds | None,
+    terms: Terms,
     question: str,
-    names: npt.NDArray[Any],
-    total: npt.NDArray[np.int64],
-    noise: TableNoise,
     *,
     scale: float = 1.0,
 ) -> Answer:
     """Release sums of keys that are known without the data, times `scale`."""
+    cells = len(items.names)
+    noise = asked_noise(cells, keys_per_person, pair, items.people, terms)
+    total, _ = count_total(items.pieces(keys_per_person, pair), cells, noise.mechanism.step)
     how, size = (
         f"plain sums with Skellam noise of standard deviation {noise.std:.3g}; a sketch of fewer "
         "cells would have the same noise and collisions beside"
     ), 0  # fmt: skip
-    if noise.terms.trust != Trust.CENTRAL:
-        size = -(-len(names) * _message_bits(noise.people) // 8)
+    if terms.trust != Trust.CENTRAL:
+        size = -(-cells * _message_bits(noise.people) // 8)
         how += f"; a message has {size:,} bytes"
     margin = NORMAL_95 * noise.std * scale
-    return answer(
-        question, names, noise.release(total) * scale, margin, noise, how, message_bytes=size
-    )
+    sums = noise.release(total) * scale
+    return answer(question, items.names, sums, margin, noise, how, message_bytes=size)
 
 
 def check_worth(
@@ -352,9 +350,10 @@ def _sketched_counts(
     layout = CountSketch(1 << 64, _ROWS, cols, "pairwise").layout
     columns, signs = columns_and_signs(words_of(names), seed, layout=layout)
     total = np.zeros((_ROWS, cols), np.int64)
-    for row in range(_ROWS):
-        key = items.key[first_in_cells(items.person, columns[row][items.key], cols)]
-        np.add.at(total[row], columns[row][key], signs[row][key].astype(np.int64))
+    for piece in items.pieces(most):
+        for row in range(_ROWS):
+            key = piece.key[first_in_cells(piece.person, columns[row][piece.key], cols)]
+            np.add.at(total[row], columns[row][key], signs[row][key].astype(np.int64))
     table = noise.release(total)
     estimates = np.stack([table[row, columns[row]] * signs[row] for row in range(_ROWS)])
     # The squared norm of the data's counts, from the table itself, whose noise is known.

@@ -107,6 +107,19 @@ def _objects(texts: Sequence[Any]) -> npt.NDArray[Any]:
     return array
 
 
+def persons_of(person: Any, rows: int, name: str) -> tuple[Codes | None, int]:
+    """Return the place of each row's person among all persons, and the number of persons.
+
+    Without a column of persons each row is a person of its own, and the first is None.
+    """
+    if person is None:
+        return None, rows
+    persons, places = codes(column(person, name))
+    if len(places) != rows:
+        raise MismatchError(f"{name} must have {rows} rows, as the data, got {len(places)}")
+    return places, len(persons)
+
+
 @dataclass(frozen=True, eq=False)
 class Items:
     """Items of people: (person, key, value) columns of one length.
@@ -158,29 +171,12 @@ class Items:
                 raise ArgumentError(f"people must have finite values, got others in row {wrong}")
             return cls(row, key, value, matrix.shape[0], np.arange(matrix.shape[1]), listed=True)
         names, key = codes(column(keys, "keys"))
-        if people is None:
-            person, count = np.arange(len(key)), len(key)
-        else:
-            found, person = codes(column(people, "people"))
-            count = len(found)
+        who, count = persons_of(people, len(key), "people")
         value = None if values is None else numbers(values, "values")
-        for name, other in (("people", person), ("values", value)):
-            if other is not None and len(other) != len(key):
-                raise MismatchError(
-                    f"{name} must have as many rows as keys, {len(key)}, got {len(other)}"
-                )
+        if value is not None and len(value) != len(key):
+            raise MismatchError(f"values must have {len(key)} rows, as keys, got {len(value)}")
+        person = np.arange(count) if who is None else who
         return cls(person, key, value, count, names)
-
-    def bounded(self, most: int, bounds: Bounds | None = None) -> Items:
-        """Bound what each person contributes: all of `pieces` as one."""
-        pieces = list(self.pieces(most, bounds))
-        person, key = (
-            np.concatenate([np.zeros(0, np.int64), *parts])
-            for parts in ([piece.person for piece in pieces], [piece.key for piece in pieces])
-        )
-        values = [piece.value for piece in pieces if piece.value is not None]
-        value = None if bounds is None else np.concatenate([np.zeros(0), *values])
-        return Items(person, key, value, self.people, self.names)
 
     def pieces(self, most: int, bounds: Bounds | None = None) -> Iterator[Items]:
         """Bound what each person contributes: `most` keys, and values within `bounds`.

@@ -16,10 +16,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from diffsketch.analytics.columns import FINEST, Tree, checked_levels, mean_answer, mean_noise
 from diffsketch.analytics.counts import named_answer, named_noise, question_of
 from diffsketch.analytics.items import STEPS, Bounds, Codes, bounds_of
-from diffsketch.analytics.means import mean_answer, mean_noise
-from diffsketch.analytics.quantiles import FINEST, Tree, checked_levels
 from diffsketch.analytics.release import Answer, Terms
 from diffsketch.errors import ArgumentError, DataError, check_whole, nearest
 

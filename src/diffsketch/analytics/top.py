@@ -95,10 +95,10 @@ def private_top_k(
         return named_counts(items, keys_per_person, None, promise, f"top {k}", k)
     if keys_per_person != 1:
         raise ArgumentError("keys_per_person must be 1 where people send one message of one key")
-    held = items.bounded(1)
     # Who has no key sends noise like all others: the number of senders is public.
     key = np.full(items.people, -1)
-    key[held.person] = held.key
+    for piece in items.pieces(1):
+        key[piece.person] = piece.key
     is_text = items.names.dtype.kind not in "iub"
     widths = widths_of(max_bytes if is_text else 8)
     digits = digits_of(items.names, widths)
