@@ -14,9 +14,8 @@ from typing import Any
 from diffsketch.app.settings import RunConfig, Value, describe
 from diffsketch.files import prepare_output, replace_files
 from diffsketch.pages.charts import looks_of
-from diffsketch.pages.exhibits import Exhibit, Plot, Section, Table, all_exhibits
+from diffsketch.pages.exhibits import Exhibit, Plot, Section, Table, all_exhibits, to_csv
 from diffsketch.pages.pictures import picture, thumbnail
-from diffsketch.pages.tables import to_csv
 from diffsketch.training.defaults import TASK_DEFAULTS
 from paper import METHODS, claims
 from paper.claims import ClaimVerdict, Standing, Verdicts

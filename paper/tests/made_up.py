@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from diffsketch.pages.tables import to_csv
+from diffsketch.pages.exhibits import to_csv
 from paper.experiments import Experiment
 from paper.figures import Figure
 

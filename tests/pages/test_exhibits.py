@@ -20,8 +20,9 @@ from diffsketch.pages.exhibits import (
     Series,
     Table,
     all_exhibits,
+    to_csv,
+    to_latex,
 )
-from diffsketch.pages.tables import to_csv, to_latex
 from diffsketch.privacy.claim import Epsilon
 from tests.pages import sample
 

@@ -13,9 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from diffsketch.pages.exhibits import Cell, Page, Plot, Section, Table, all_exhibits
+from diffsketch.pages.exhibits import (
+    Cell,
+    Page,
+    Plot,
+    Section,
+    Table,
+    all_exhibits,
+    to_csv,
+    to_latex,
+)
 from diffsketch.pages.page import json_text, render, write_page
-from diffsketch.pages.tables import to_csv, to_latex
 from tests.pages.sample import ERRORS, NASTY, PAGE, SETTINGS
 
 VOID = {"meta", "link", "input", "br", "img"}

@@ -32,8 +32,9 @@ from diffsketch.pages.exhibits import (
     cell_text,
     is_numeric,
     meanings,
+    to_csv,
+    to_latex,
 )
-from diffsketch.pages.tables import to_csv, to_latex
 from diffsketch.privacy.claim import Epsilon
 
 _LONG = 60  # characters of a cell that deserves a wide column

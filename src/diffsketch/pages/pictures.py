@@ -15,7 +15,6 @@ import matplotlib as mpl
 import numpy as np
 import numpy.typing as npt
 from matplotlib import style
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator, PercentFormatter
 
@@ -31,25 +30,13 @@ _LEGEND_WIDTH, _NOTE_WIDTH = 50, 118  # characters of a picture's legend, and of
 _LABEL_WIDTH = 48  # of the label of a y axis; an x axis has twice the room
 _BESIDE = 5  # categories whose names have room beside each other
 
-_Numbers = list[float | None]
 _Array = npt.NDArray[np.float64]
 
 
-def _drawn(plot: Plot) -> list[float]:
-    """All numbers that a logarithmic axis can have."""
+def _floor(plot: Plot) -> float:
+    """Half of the least number that the plot draws on a logarithmic axis, so below all of them."""
     values = (value for line in plot.series for value in (*line.y, *line.low, *line.high))
-    return [value for value in values if value and drawable(value, log=True)]
-
-
-def _spread(plot: Plot, series: Series) -> tuple[_Numbers, _Numbers]:
-    """Return both ends; on a logarithmic axis one at 0 or below is half the least number drawn."""
-    low, high = list(map(drawable, series.low)), list(map(drawable, series.high))
-    if plot.y.log:
-        # A band that reaches 0 has no end on a logarithmic axis: half of the least is below all.
-        floor = 0.5 * min(_drawn(plot), default=1.0)
-        low = [None if value is None else max(value, floor) for value in low]
-        high = [drawable(value, log=True) for value in high]
-    return low, high
+    return 0.5 * min((v for v in values if v and drawable(v, log=True)), default=1.0)
 
 
 def thumbnail(plot: Plot, looks: Mapping[str, Look]) -> bytes:
@@ -66,7 +53,6 @@ def thumbnail(plot: Plot, looks: Mapping[str, Look]) -> bytes:
         if plot.categories:
             axes.xaxis.set_major_locator(NullLocator())
         axes.tick_params(labelsize=6)
-        FigureCanvasAgg(drawing)
         drawing.savefig(stream, format="png", dpi=100, metadata={"Software": "diffsketch"})
     return stream.getvalue()
 
@@ -103,7 +89,6 @@ def picture(plot: Plot, looks: Mapping[str, Look] | None = None, *, form: str = 
                 handles, labels, loc="outside lower left", frameon=False, fontsize=8, ncols=2,
                 title=worth or None, title_fontsize=7.5, alignment="left",
             )  # fmt: skip
-        FigureCanvasAgg(drawing)
         about: dict[str, Any] = {
             "png": {"Software": "diffsketch"}, "svg": {"Date": None, "Creator": ""},
             "pdf": {"CreationDate": None},
@@ -124,7 +109,7 @@ def _draw_all(axes: Axes, plot: Plot, looks: Mapping[str, Look]) -> list[Any]:
         look = looks[series.role or series.name]
         handles.append(_draw(axes, plot, series, look, shift=shift, width=0.8 / len(bars or "-")))
     if bars and plot.y.log:
-        axes.set_ylim(bottom=0.5 * min(_drawn(plot), default=1.0))
+        axes.set_ylim(bottom=_floor(plot))
     for mark in plot.marks:
         line = axes.axvline if mark.axis == "x" else axes.axhline
         handles.append(line(mark.value, color=NEUTRAL, linewidth=1.2, linestyle=":"))
@@ -138,16 +123,17 @@ def _draw(axes: Axes, plot: Plot, series: Series, look: Look, *, shift: float, w
         return np.array([drawable(value, log=log) for value in values], dtype=float)  # None: NaN
 
     x, y = numbers(series.x, log=plot.x.log) + shift, numbers(series.y, log=plot.y.log)
-    low, high = map(numbers, _spread(plot, series))
+    low, high = numbers(series.low), numbers(series.high, log=plot.y.log)
+    # A logarithmic axis has no 0: bars stand, and bands end, below the least that is drawn.
+    floor = _floor(plot) if plot.y.log else 0.0
+    low = np.maximum(low, floor) if plot.y.log else low
     colour, faint = look.colour, {"color": look.colour, "alpha": STYLE["faint"], "linewidth": 0}
     handle: Any
     if series.kind == "bars":
         face: dict[str, Any] = (
             {"facecolor": "white", "hatch": "///"} if series.dashed else {"facecolor": colour}
         )
-        # A logarithmic axis has no 0 for bars to stand on: they stand below the shortest one.
-        foot = 0.5 * min(_drawn(plot), default=1.0) if plot.y.log else 0.0
-        handle = axes.bar(x, y - foot, width=0.92 * width, bottom=foot, edgecolor=colour, **face)
+        handle = axes.bar(x, y - floor, width=0.92 * width, bottom=floor, edgecolor=colour, **face)
     else:
         thickness = _POINTS * STYLE["width"]
         dashes = tuple(_POINTS * pixels / thickness for pixels in STYLE["dash"])
@@ -191,12 +177,10 @@ def _set_axes(axes: Axes, plot: Plot) -> None:
         ruler = getattr(axes, f"{name}axis")
         if axis.log:
             getattr(axes, f"set_{name}scale")("log", nonpositive="mask")
-        if axis.unit:
-            ruler.set_major_formatter(FuncFormatter(partial(_tick_with, axis.unit)))
-        elif not (axis.log or axis.percent):
-            ruler.set_major_formatter(FuncFormatter(_tick))
         if axis.percent:
             ruler.set_major_formatter(PercentFormatter(xmax=1.0))
+        elif axis.unit or not axis.log:
+            ruler.set_major_formatter(FuncFormatter(partial(_tick, axis.unit)))
         wide = _LABEL_WIDTH if name == "y" else 2 * _LABEL_WIDTH
         getattr(axes, f"set_{name}label")(_wrapped_plain(axis.label, wide), fontsize=9.5)
     axes.tick_params(labelsize=8.5)
@@ -209,25 +193,15 @@ def _set_axes(axes: Axes, plot: Plot) -> None:
         axes.set_xticks(range(len(labels)), labels, **slant)
 
 
-def _tick_with(unit: str, value: float, position: int | None = None) -> str:
-    """Format a tick's number with a unit.
-
-    >>> _tick_with("B", 1e7), _tick_with("B", 500.0)
-    ('10 MB', '500 B')
-    """
-    del position
-    number = _tick(value)
-    return f"{number[:-1]} {number[-1]}{unit}" if number[-1].isalpha() else f"{number} {unit}"
-
-
-def _tick(value: float, position: int | None = None) -> str:
+def _tick(unit: str, value: float, _: object = None) -> str:
     """Format a tick's number, thousands in units.
 
-    >>> _tick(20000.0), _tick(0.25), _tick(-3e6)
-    ('20k', '0.25', '-3M')
+    >>> _tick("", 20000.0), _tick("", 0.25), _tick("", -3e6), _tick("B", 1e7), _tick("B", 500.0)
+    ('20k', '0.25', '-3M', '10 MB', '500 B')
     """
-    del position
-    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+    prefix, space = "", " " if unit else ""
+    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= 10 * size or (abs(value) >= size > 1e3):
-            return f"{value / size:.6g}{unit}"
-    return f"{value:.6g}"
+            value, prefix = value / size, letter
+            break
+    return f"{value:.6g}{space}{prefix}{unit}"
