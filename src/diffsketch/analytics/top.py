@@ -250,6 +250,8 @@ class PrefixTree:
         the tables together (least squares with a little ridge), and what they explain is taken off,
         so that the next ones no longer collide with them.
         """
+        from scipy.sparse import csr_matrix
+
         columns, signs = self._cells(words, seed)
         rows = np.arange(_ROWS)
         # Most words are far below: only the others are looked at again. By the median, as the mean
@@ -274,13 +276,16 @@ class PrefixTree:
             picked = np.argpartition(-score, count - 1)[:count]
             fresh[picked] = False
             taken = np.concatenate([taken, picked])
-            design = np.zeros((_ROWS, self.cols, len(taken)))
-            for row in rows:
-                design[row, columns[row][taken], np.arange(len(taken))] = signs[row][taken]
-            flat = design.reshape(-1, len(taken))
-            gram = flat.T @ flat + _RIDGE * np.eye(len(taken))
-            weights = np.asarray(np.linalg.solve(gram, flat.T @ tables.ravel()), np.float64)
-            rest = tables - (flat @ weights).reshape(tables.shape)
+            # Sparse, as a word has one cell in each row: most of the time would else go to zeros.
+            cells = (rows[:, None] * self.cols + columns[:, taken]).ravel()
+            words_of_cells = np.tile(np.arange(len(taken)), _ROWS)
+            design = csr_matrix(
+                (signs[:, taken].ravel().astype(np.float64), (cells, words_of_cells)),
+                shape=(tables.size, len(taken)),
+            )
+            gram = (design.T @ design).toarray() + _RIDGE * np.eye(len(taken))
+            weights = np.asarray(np.linalg.solve(gram, design.T @ tables.ravel()), np.float64)
+            rest = tables - (design @ weights).reshape(tables.shape)
         taken = pool[taken]
         return taken[np.argsort(-weights, kind="stable")]
 
