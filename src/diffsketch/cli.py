@@ -144,41 +144,37 @@ def _error_text(error: Exception, context: typer.Context) -> str | None:
 
 
 def command(
-    epilog: str | None = None,
-    *,
-    without: tuple[str, ...] | None = None,
-    shared_by: type[Options] = RunConfig,
-    to: typer.Typer = app,
+    epilog: str | None = None, *, shared: type[Options] | None = None, to: typer.Typer = app
 ) -> Callable[[Callable[..., int | None]], Any]:
     """Make a function a command of `diffsketch`, or of `to`; its result is the exit status.
 
-    Each parameter becomes an option, which its default describes. With `without`, there is also an
-    option for each setting of a run, or of `shared_by`, but these, and the parameter `settings`
-    gets those given.
+    Each parameter becomes an option, which its default describes. With `shared`, the fields of
+    that model become options, too, unless a parameter has the name; those given are the parameter
+    `settings`.
     """
 
     def decorate(function: Callable[..., int | None]) -> Any:
-        hints, settings = get_type_hints(function), without is not None
+        hints = get_type_hints(function)
         fields: dict[str, Any] = {
             name: (hints[name], parameter.default)
             for name, parameter in inspect.signature(function).parameters.items()
-            if not (settings and name == "settings")
+            if shared is None or name != "settings"
         }
         model: type[Options] = create_model(function.__name__, __base__=Options, **fields)
-        options, shared = describe(model), describe(shared_by) if settings else {}
-        shared = {name: setting for name, setting in shared.items() if name not in (without or ())}
+        own, more = describe(model), {} if shared is None else describe(shared)
+        more = {name: setting for name, setting in more.items() if name not in own}
 
         def wrapper(context: typer.Context, **arguments: Any) -> None:
             passed = {name: value for name, value in arguments.items() if value is not None}
             with errors_in_one_line(context):
-                values = dict(model(**{name: passed[name] for name in options if name in passed}))
-                if settings:
-                    values["settings"] = {name: passed[name] for name in shared if name in passed}
+                values = dict(model(**{name: passed[name] for name in own if name in passed}))
+                if shared is not None:
+                    values["settings"] = {name: passed[name] for name in more if name in passed}
                 if status := function(**values):
                     raise typer.Exit(status)
 
         context = inspect.Parameter("context", _KEYWORD, annotation=typer.Context)
-        parameters = [context, *map(_parameter, [*options.values(), *shared.values()])]
+        parameters = [context, *map(_parameter, [*own.values(), *more.values()])]
         # A function with the right signature, since Typer makes options from annotations.
         wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         wrapper.__annotations__ = {item.name: item.annotation for item in parameters}
@@ -260,7 +256,7 @@ def _options(
     "Examples: [bold]diffsketch run --method none[/bold], "
     "[bold]diffsketch run --task shakespeare --server-step 0.3 --rounds 100[/bold], "
     "[bold]diffsketch run --resume runs/mnist-diffsketch[/bold]",
-    without=(),
+    shared=RunConfig,
 )
 def run(
     output: Path | None = option(
@@ -313,7 +309,7 @@ def run(
 @command(
     "Example: [bold]diffsketch compare --rows 7 --cols 22 --seeds 3 --method none --method sketch "
     "--method diffsketch:per_round=0.1[/bold]",
-    without=("method",),
+    shared=RunConfig,
 )
 def compare(
     method: list[str] = option(
@@ -419,15 +415,18 @@ def plan(
     from diffsketch.app import plans
 
     senders, console = cohort if workers is None else workers, LastingConsole()
-    # Compared with the defaults: given without an epsilon they would be ignored.
-    privacy = (trust, unit, relation, sampling, delta, norm, population, records, rate)
-    usual = ("distributed", "client", "replace", "shuffled", 1e-5, 1.0, None, None, 1.0)
+    choices: dict[str, Any] = {
+        "population": population, "sampling": sampling, "delta": delta, "unit": unit,
+        "relation": relation, "trust": trust, "vector_norm": norm, "records": records, "rate": rate,
+    }  # fmt: skip
+    # Given without an epsilon they would be ignored.
+    is_chosen = any(getattr(planning.PlanRequest, name) != choices[name] for name in choices)
     for wrong, said in (
         (workers is not None and (cohort, population) != (None, None),
          "--workers stands for --cohort and --population: leave them out"),
         (senders is None, "--cohort must be given, or --workers if all take part each round"),
         (epsilon is None and code, "--epsilon must be given with --code"),
-        (epsilon is None and privacy != usual,
+        (epsilon is None and is_chosen,
          "--epsilon must be given with --trust, --unit, --relation, --sampling, --delta, --norm, "
          "--population, --records and --rate: bare sketches have no privacy to choose"),
     ):  # fmt: skip
@@ -440,11 +439,8 @@ def plan(
         console.show(*plans.report_sizes(sizes, rounds=rounds, message_bytes=message_bytes))
         return
     request = planning.PlanRequest(
-        dim=dim, cohort=senders or 0, population=population, sampling=sampling, rounds=rounds,
-        target_epsilon=epsilon, delta=delta, unit=planning.Unit(unit),
-        relation=planning.Relation(relation), trust=planning.Trust(trust), vector_norm=norm,
-        spread=spread, message_bytes=message_bytes, records=records, rate=rate,
-    )  # fmt: skip
+        dim, senders or 0, rounds, epsilon, message_bytes, spread=spread, **choices
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", planning.PlanWarning)  # they are printed below
         answer = planning.plan(request)
@@ -556,8 +552,7 @@ def report(
 @command(
     "Example: [bold]diffsketch mean people.csv --columns age,income --bounds 0:120,0:250000 "
     "--epsilon 1[/bold]",
-    without=(),
-    shared_by=FileOptions,
+    shared=FileOptions,
 )
 def mean(
     columns: str = option("Columns, with commas between.", default=...),
@@ -586,8 +581,7 @@ def mean(
 
 @command(
     "Example: [bold]diffsketch count people.csv --column city --top 20 --epsilon 1[/bold]",
-    without=(),
-    shared_by=FileOptions,
+    shared=FileOptions,
 )
 def count(
     column: str = option("Column of keys.", default=...),
@@ -620,8 +614,7 @@ def count(
 @command(
     "Example: [bold]diffsketch quantiles people.csv --column income --bounds 0:250000 "
     "--epsilon 1[/bold]",
-    without=(),
-    shared_by=FileOptions,
+    shared=FileOptions,
 )
 def quantiles(
     column: str = option("Column of numbers.", default=...),
