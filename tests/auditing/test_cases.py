@@ -18,10 +18,9 @@ from scipy import stats
 from torch import Tensor
 
 from diffsketch.auditing import Release, Verdict, audit, releases
-from diffsketch.auditing.cases import EXPLOITS, cases
-from diffsketch.auditing.items import ITEM_CASES
+from diffsketch.auditing.cases import cases
+from diffsketch.auditing.exploits import EXPLOITS, ITEM_CASES, RECORD_CASES
 from diffsketch.auditing.releases import KEY, PLANTS, RELEASES, Silent, own_release, planted, weaker
-from diffsketch.auditing.silos import RECORD_CASES
 from diffsketch.methods import CpSgd, GaussianMean
 from diffsketch.methods.gate import release_noise
 from diffsketch.privacy.claim import ProvenClaim, Relation, Trust, Unit

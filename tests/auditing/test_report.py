@@ -13,7 +13,8 @@ import pytest
 from rich.console import Console
 
 from diffsketch.auditing import report
-from diffsketch.auditing.cases import EXPLOITS, cases, select
+from diffsketch.auditing.cases import cases, select
+from diffsketch.auditing.exploits import EXPLOITS
 from diffsketch.auditing.releases import PLANTS, RELEASES, own_release
 from diffsketch.auditing.report import run_suite
 from tests.app.commands import invoke, plain, refused

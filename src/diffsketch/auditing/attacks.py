@@ -228,7 +228,7 @@ Sees what differs in how messages vary: noise that cancels along another directi
 def matrix_of(sketch: CountSketch, seed: HashSeed) -> Numbers:
     """Return the sketch as a matrix, `(rows * cols, dim)`. For small tables."""
     places = np.arange(sketch.dim, dtype=np.int64)
-    columns, signs = columns_and_signs(places, seed, layout=sketch.layout)
+    columns, signs = columns_and_signs(places, seed, layout=sketch)
     matrix = np.zeros((sketch.rows, sketch.cols, sketch.dim))
     for row in range(sketch.rows):
         matrix[row, columns[row], places] = signs[row]

@@ -52,9 +52,9 @@ TRIALS = 20_000  # of each world; half of them are judged
 DELTAS: tuple[float, ...] = (1e-5, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.2, 0.3)
 PURE_DELTA = 1e-5
 DEFAULT_CONFIDENCE = 0.999
-# Of the failure probability, for choosing. The best of many is lucky, most of all where a handful of
-# false positives carry it: with 1e-3 one audit in thousands missed a planted error that the others
-# found by nine standard deviations.
+# Of the failure probability, for choosing. The best of many is lucky, most of all where a handful
+# of false positives carry it: with 1e-3 one audit in thousands missed a planted error that the
+# others found by nine standard deviations.
 _STRICTER = 1e-7
 _CANDIDATES = 300  # thresholds in each tail, evenly spaced in the logarithm of its probability
 _MOST_PILOTS = 5000  # of each world, for attacks that fit something; not among the trials

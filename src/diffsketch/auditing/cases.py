@@ -3,48 +3,28 @@
 *Bare sketches*, without noise: what Theorem 1 claims, and what attacks show. The neighbours replace
 one coordinate at the value that the paper bounds coordinates by, alpha (the 90th percentile of the
 others' sizes, 1.645 standard deviations), by its negative or by 0.
-
-*Exploits*, each on the release as it is and on the one that it broke:
-
-* `low-bits`: noise in floating point gives values away. A message `fl(t + n)` of a table cell `t`
-  and noise `n`, both float32, is not any float32: where `n` has a larger exponent than the message,
-  the message's last bits are those of `t`. So one cell can show that it was not made from `t`. On
-  the grid, noise reaches every whole number from every other one: there is nothing to see.
-* `rollback`: going back to an older state of a `GroupMean` must not repeat noise. The attack
-  subtracts the means of the two rounds that then have the same number.
 """
 
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from diffsketch.auditing import attacks
 from diffsketch.auditing.audits import PURE_DELTA, Adversary, Case, Game, Neighbours, every_trial
-from diffsketch.auditing.items import ITEM_CASES, item_case
-from diffsketch.auditing.releases import KEY, PLANTS, RELEASES, Release, known_numbers, planted
-from diffsketch.auditing.silos import RECORD_CASES, record_case
-from diffsketch.ddp.group import GroupMean
+from diffsketch.auditing.exploits import EXPLOITS
+from diffsketch.auditing.releases import PLANTS, RELEASES, Release, known_numbers, planted
 from diffsketch.errors import ArgumentError, nearest
-from diffsketch.methods import Encoded, GaussianMean, SketchGaussian
-from diffsketch.methods.gate import release_noise
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.accounting.events import epsilon_for
 from diffsketch.privacy.claim import NoClaim, Relation, Scope, Trust, Unit
-from diffsketch.privacy.clipping import NormBound
-from diffsketch.privacy.mechanisms.additive import GaussianMechanism
 from diffsketch.privacy.noise import Noise
-from diffsketch.privacy.simulated_noise import FastNoise, NoiseKey
 from diffsketch.privacy.theorems import theorem1
 from diffsketch.sketch import CountSketch, HashSeed, SketchKey
 
@@ -163,128 +143,6 @@ _BARE: Mapping[str, _Maker] = {
     "bare-example": partial(bare_crowd, Unit.EXAMPLE),
     "bare-client": partial(bare_crowd, Unit.CLIENT),
 }  # fmt: skip
-
-
-# -- Exploits of engines ---------------------------------------------------------------------------
-
-_MULTIPLIER = 4.0  # of the noise; the clip is 1
-
-
-def _low_bits(*, in_floats: bool) -> Case:
-    """Make the case of a sketch with Gaussian noise: on its grid, or in floats as once sent.
-
-    A client holds nothing, or a vector whose table has the same size in every cell.
-    """
-    dim, cells = 400, 154
-    method = SketchGaussian(dim, 1, cells, clip=1.0, noise_multiplier=_MULTIPLIER)
-    before, seed = GaussianMechanism(NormBound(1.0), _MULTIPLIER), KEY.seed(0)
-    # The column of each coordinate, by its table.
-    units = method.sketch.encode(torch.eye(dim), seed)[:, 0]
-    vector = torch.zeros(dim)
-    for cell in range(cells):  # one coordinate for each cell that has any
-        vector[units[:, cell].abs().argmax()] = 1.0
-
-    def play(inputs: Tensor, noise: NoiseKey, _: SketchKey) -> Tensor:
-        if in_floats:
-            source = noise.source(worker=0, round_index=0)
-            return before.release(inputs, source, encode=lambda x: method.sketch.encode(x, seed))
-        claim = method.claim_for(1, seed)
-        return method.encode(inputs, seed, release_noise(method, claim)).messages
-
-    table = before.bound.apply(vector, lambda x: method.sketch.encode(x, seed)).flatten()
-    step = method.mechanism.quantizer.granularity
-    # What the grid makes of the table: every other value would be an accusation.
-    sent = np.rint(table.double().numpy() / step) * step
-    attack = attacks.low_bits(table.double().numpy()) if in_floats else attacks.low_bits(sent, step)
-    return Case(
-        f"low-bits{'+float-noise' * in_floats}",
-        f"sketch-gaussian, 1 x {cells} cells, multiplier {_MULTIPLIER:g}",
-        before.claim if in_floats else method.claim_for(1, seed),
-        Game(play, Neighbours(torch.zeros(dim), vector)), (attack,),
-        deltas=(PURE_DELTA,), trials=10_000, planted="noise in float32" if in_floats else None,
-        simulated=in_floats, width=dim,
-    )  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Keyed(GaussianMean):
-    """The planted engine's method: noise follows from a secret and the round, as it once did."""
-
-    secret: ClassVar[NoiseKey] = NoiseKey.from_integer(1)
-
-    def encode(self, vectors: Tensor, seed: HashSeed, noise: Noise) -> Encoded:  # noqa: ARG002
-        # The round's hashes and a secret: the same round has the same noise, after a rollback too.
-        number = int.from_bytes(seed.value) ^ int.from_bytes(self.secret.secret)
-        return super().encode(vectors, seed, FastNoise(number))
-
-
-def _rollback(*, is_keyed: bool) -> Case:
-    """Make the case of two rounds of a `GroupMean` with a rollback between them.
-
-    Each trial begins with the state that the one before left, so that rounds differ.
-    """
-    kind = _Keyed if is_keyed else GaussianMean
-    method = kind(dim=4, clip=1.0, noise_multiplier=_MULTIPLIER)
-    # Opposite vectors in the two rounds: noise that repeats cancels in their difference.
-    vector = torch.tensor([1.0, 0.0, 0.0, 0.0])
-    forth = torch.stack([vector, -vector])
-
-    def play(inputs: Tensor, noise: NoiseKey, _: SketchKey) -> Tensor:
-        seen = []
-        with _own_process_group():
-            # Hashes of their own for each call, and with them the planted engine's noise.
-            engine = GroupMean(method, key=SketchKey(noise.secret))
-            for first, second in inputs:
-                state = engine.state_dict()
-                first_mean = engine.mean(first)
-                engine.load_state_dict(state)
-                seen.append(torch.stack([first_mean, engine.mean(second)]))
-        return torch.stack(seen)
-
-    return Case(
-        f"rollback{'+reused-noise' * is_keyed}",
-        f"gaussian on GroupMean, multiplier {_MULTIPLIER:g}",
-        method.claim_for(1, KEY.seed(0)), Game(play, Neighbours(forth, -forth)),
-        rounds=2, deltas=(PURE_DELTA,), trials=600,
-        planted="noise from a key and the round" if is_keyed else None,
-        simulated=is_keyed, width=64,
-    )  # fmt: skip
-
-
-@contextmanager
-def _own_process_group() -> Iterator[None]:
-    """Make a process group of this process, if there is none."""
-    if dist.is_initialized():
-        if dist.get_world_size() != 1:
-            raise ArgumentError("rollback must be audited by one process, got a group of several")
-        yield
-        return
-    place = "GLOO_SOCKET_IFNAME"
-    before = os.environ.get(place)
-    # Without a network, gloo would look for an interface by the machine's name.
-    os.environ[place] = "lo"
-    try:
-        store = dist.HashStore()  # type: ignore[attr-defined]
-        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    finally:
-        os.environ.pop(place)
-        if before is not None:
-            os.environ[place] = before
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
-EXPLOITS: Mapping[str, _Maker] = {
-    "low-bits": partial(_low_bits, in_floats=False),
-    "low-bits+float-noise": partial(_low_bits, in_floats=True),
-    "rollback": partial(_rollback, is_keyed=False),
-    "rollback+reused-noise": partial(_rollback, is_keyed=True),
-    **{name: partial(record_case, name) for name in RECORD_CASES},
-    **{name: partial(item_case, name) for name in ITEM_CASES},
-}
-"""The attacks, each followed by the release that it broke."""
 
 
 # -- All cases by name -----------------------------------------------------------------------------

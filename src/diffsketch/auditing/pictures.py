@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from diffsketch.auditing.audits import AuditResult, Verdict
-from diffsketch.auditing.cases import EXPLOITS
+from diffsketch.auditing.exploits import EXPLOITS
 from diffsketch.auditing.report import Suite, measured_text
 from diffsketch.files import replace_files
 
