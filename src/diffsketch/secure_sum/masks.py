@@ -17,15 +17,9 @@ import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError
+from diffsketch.secure_sum import primitives
 from diffsketch.secure_sum.messages import Params, PublicKeys, RoundParams
-from diffsketch.secure_sum.primitives import (
-    COEFFICIENT_BYTES,
-    KeyPair,
-    SigningIdentity,
-    derive,
-    split,
-    stream,
-)
+from diffsketch.secure_sum.primitives import KeyPair, SigningIdentity, derive, stream
 from diffsketch.wire import Message, MessageFormat
 from diffsketch.wire.message import check_cells
 
@@ -144,9 +138,9 @@ class MemberSecrets:
             points = [self._params.points[index] for index in indices]
             threshold, shares = self._params.threshold, []
             for label, secret in (("seed", self.seed), ("key", self.mask.secret)):
-                size = (threshold - 1) * COEFFICIENT_BYTES
+                size = (threshold - 1) * primitives.COEFFICIENT_BYTES
                 random = stream(self._derive(f"{label} shares"), size)
-                shares.append(split(secret, points, threshold=threshold, random=random))
+                shares.append(primitives.split(secret, points, threshold=threshold, random=random))
             self._split = dict(zip(indices, zip(*shares, strict=True), strict=True))
         return self._split
 

@@ -28,26 +28,22 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from enum import Enum, IntEnum
-from functools import cached_property
+from functools import cached_property, partial
 from types import MappingProxyType
 
 from diffsketch.errors import ArgumentError, DiffSketchError, check
-from diffsketch.secure_sum.primitives import (
-    PUBLIC_BYTES,
-    SHARE_BYTES,
-    SIGNATURE_BYTES,
-    TAG_BYTES,
-    RefusedError,
-    verify,
-)
+from diffsketch.secure_sum import primitives
+from diffsketch.secure_sum.primitives import PUBLIC_BYTES, SIGNATURE_BYTES, RefusedError
 from diffsketch.wire import SERVER, Header, MessageFormat
-from diffsketch.wire.message import check_data
+from diffsketch.wire.message import check_data, checksum
 
-ENCRYPTED_BYTES = 2 * SHARE_BYTES + TAG_BYTES  # the two shares of a member for another one
+# The two shares of a member for another one.
+ENCRYPTED_BYTES = 2 * primitives.SHARE_BYTES + primitives.TAG_BYTES
 _ENVELOPE = struct.Struct("<2sBBQ32s8s")
 ENVELOPE_BYTES = _ENVELOPE.size
 _MAGIC, _VERSION = b"\xd5S", 2
 _SENDER, _CHECKSUM = slice(4, 12), slice(44, 52)
+_checksum = partial(checksum, place=_CHECKSUM, person=b"ds-sum")
 _INVITATION = struct.Struct("<3sB4I")
 _INVITATION_MAGIC = b"\xd5I\x02"
 
@@ -72,7 +68,7 @@ class VoidError(DiffSketchError):
         dropped: Members that stopped replying, and the stage in which each did.
     """
 
-    def __init__(self, reason: str, *, stage: Stage, dropped: Mapping[int, Stage]) -> None:
+    def __init__(self, reason: str, *, stage: Stage, dropped: Mapping[int, Stage] = {}) -> None:
         self.stage, self.dropped = stage, dict(dropped)
         who = ", ".join(f"{index} ({stage.value})" for index, stage in sorted(dropped.items()))
         super().__init__(
@@ -365,7 +361,8 @@ def check_keys(keys: PublicKeys, index: int, params: Params) -> None:
     """Raise a `RefusedError` if keys are not signed by the member, where members sign."""
     if params.identities is not None:
         try:
-            verify(params.identities[index], keys.signature, keys.signed_bytes(index, params))
+            signed = keys.signed_bytes(index, params)
+            primitives.verify(params.identities[index], keys.signature, signed)
         except RefusedError as error:
             raise RefusedError(f"the keys of {index} are not signed by it") from error
 
@@ -484,10 +481,3 @@ def read_list(body: bytes, size: int) -> dict[int, bytes]:
             raise RefusedError(f"message lists {index}, which is a repetition or late")
         values[index], last = value, index
     return values
-
-
-def _checksum(data: bytes | bytearray) -> bytes:
-    view = memoryview(data)
-    digest = hashlib.blake2b(view[: _CHECKSUM.start], digest_size=8, person=b"ds-sum")
-    digest.update(view[_CHECKSUM.stop :])
-    return digest.digest()

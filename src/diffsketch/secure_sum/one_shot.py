@@ -230,8 +230,8 @@ class OneShotHelper:
                 if index in opened.indices:  # twice would count it double
                     raise _LeftOutError(SealFault.REPEATED)
                 opened.add(index, masks.seed_mask(seed, index, params, _MASK))
-            except _LeftOutError as fault:
-                refused[index] = _CODES[fault.fault]
+            except _LeftOutError as error:
+                refused[index] = _CODES[str(error)]
         opened.number += 1
         answer = body[: _BATCH.size] + messages.pack_list(refused)
         if last:
@@ -415,11 +415,7 @@ class OneShotLeader:
 
 
 class _LeftOutError(RefusedError):
-    """A client is left out of the sum."""
-
-    def __init__(self, fault: SealFault) -> None:
-        super().__init__(fault)
-        self.fault = fault
+    """A client is left out of the sum, for a `SealFault`."""
 
 
 class _OpenSet:

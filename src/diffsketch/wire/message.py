@@ -446,9 +446,12 @@ def check_data(data: object) -> None:
 
 
 def checksum(
-    data: bytes | bytearray, place: slice = CHECKSUM, *, person: bytes = b"ds-wire"
+    data: bytes | bytearray, *, place: slice = CHECKSUM, person: bytes = b"ds-wire"
 ) -> bytes:
-    """Compute the checksum of a message, which leaves out the bytes at its place."""
+    """Compute the checksum of a message, which leaves out the bytes at its place.
+
+    Secure sums have messages of another layout, with one of their own.
+    """
     view, size = memoryview(data), place.stop - place.start
     digest = hashlib.blake2b(view[: place.start], digest_size=size, person=person)
     digest.update(view[place.stop :])
