@@ -115,7 +115,7 @@ class Ranks:
             noise = CohortNoise(NoiseKey(bytes(32)), [rank], round_index=self._round)
             message = method.encode(mixed, seed, noise).messages
             if self._memories and isinstance(method, PlainSketch):
-                self._memories[rank].keep(vector, mixed, method.mean_table(message, 1), seed)
+                self._memories[rank].keep(vector, mixed, message, seed, method)
             messages.append(message)
         self._round += 1
         total = torch.stack(messages).sum(0).reshape(method.total_format.shape)

@@ -332,7 +332,7 @@ def summed_again(rank: int) -> None:
             mean = torch.zeros(messages.shape[1])
             for index in range(rounds):
                 report = RankReport.of(index, 0, RankStatus.FINE)
-                draws = partial(rounding_noise, key, worker=4 + rank, round_index=index)
+                draws = partial(rounding_noise, key, index, 4 + rank)
                 total, _ = transport.send(
                     messages[rank], report, method=method, seed=key.seed(0), rounding=draws
                 )()

@@ -26,6 +26,12 @@ def vector(round_index: int) -> Tensor:
     return torch.randn(DIM, generator=torch.Generator().manual_seed(round_index))
 
 
+def error_of(feedback: ErrorFeedback) -> Tensor:
+    """`e`, the part of all vectors that has not been sent yet."""
+    assert feedback.memory is not None
+    return feedback.memory / feedback.later
+
+
 def run(method: Any, rounds: int, **options: Any) -> tuple[ErrorFeedback, Tensor, Tensor]:
     """The memory, what was applied and what was to be, after some rounds of one worker."""
     feedback = ErrorFeedback(method, method.claim_for(2, KEY.seed(0)), **options)
@@ -36,7 +42,7 @@ def run(method: Any, rounds: int, **options: Any) -> tuple[ErrorFeedback, Tensor
         message = method.encode(mixed, seed, CohortNoise(NOISE, [0], round_index=index)).messages
         total = method.publish(message, CohortNoise(NOISE, [9], round_index=index))
         applied += method.decode(total, seed, count=1)
-        feedback.keep(own, mixed, message, seed)
+        feedback.keep(own, mixed, message, seed, method)
         wanted += own
     return feedback, applied, wanted
 
@@ -45,9 +51,8 @@ def run(method: Any, rounds: int, **options: Any) -> tuple[ErrorFeedback, Tensor
 @pytest.mark.parametrize("shape", [(1, 8), (3, 8)])
 def test_nothing_is_lost(shape: tuple[int, int], immediate: float) -> None:
     feedback, applied, wanted = run(PlainSketch(DIM, *shape), 100, immediate=immediate)
-    assert feedback.error is not None
-    torch.testing.assert_close(applied + feedback.error, wanted, rtol=1e-4, atol=1e-3)
-    assert float(feedback.error.norm()) > 1  # and there was something to lose
+    torch.testing.assert_close(applied + error_of(feedback), wanted, rtol=1e-4, atol=1e-3)
+    assert float(error_of(feedback).norm()) > 1  # and there was something to lose
 
 
 def test_the_error_stays_bounded_where_it_would_overflow_unscaled() -> None:
@@ -57,17 +62,15 @@ def test_the_error_stays_bounded_where_it_would_overflow_unscaled() -> None:
     variance = 1 / feedback.later - 1
     limit = (1 + variance) * (0.7**2 + 0.3**2 * variance) * DIM
     # The square's mean is below the limit; 4 times that leaves room for one run of fixed seeds.
-    assert feedback.error is not None
-    assert 0 < float(feedback.error.norm()) < 2 * math.sqrt(limit)
+    assert 0 < float(error_of(feedback).norm()) < 2 * math.sqrt(limit)
     # The planted error: feedback of the whole estimate.
     unscaled = ErrorFeedback(SKETCH, SKETCH.claim_for(1, KEY.seed(0)))
     unscaled.later = unscaled.immediate = 1.0
     for index in range(30):
         mixed, seed = unscaled.mixed(vector(index)), KEY.seed(index)
         message = SKETCH.encode(mixed, seed, CohortNoise(NOISE, [0], round_index=index)).messages
-        unscaled.keep(vector(index), mixed, message, seed)
-    assert unscaled.error is not None
-    assert float(unscaled.error.norm()) > 1e12
+        unscaled.keep(vector(index), mixed, message, seed, SKETCH)
+    assert float(error_of(unscaled).norm()) > 1e12
 
 
 @pytest.mark.parametrize("clip", [1.0, 1e4])
@@ -82,8 +85,7 @@ def test_what_counts_as_sent_is_clipped_and_has_no_noise(clip: float) -> None:
         factor = min(1.0, clip / float(table.norm()))
         assert (factor < 1) == (clip == 1.0)
         expected = own - method.sketch.query(factor * table, seed, combine="mean")
-        assert feedback.error is not None
-        torch.testing.assert_close(feedback.error, expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(error_of(feedback), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("cols", "expected"), [(8, 2 / math.sqrt(399 / 8)), (200, 1.0)])

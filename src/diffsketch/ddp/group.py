@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -52,7 +53,6 @@ from diffsketch.methods.plain import RoundedTables, SaturationWatch
 from diffsketch.privacy.accounting.account import Account
 from diffsketch.privacy.accounting.budget import Budget
 from diffsketch.privacy.claim import Claim, Epsilon, NoClaim, Trust
-from diffsketch.privacy.noise import Noise
 from diffsketch.silos.gradients import Loss, RecordGradients
 from diffsketch.silos.messages import record_method
 from diffsketch.silos.records import Records
@@ -245,17 +245,16 @@ class GroupMean(SavedByState):
         """
         index, feedback = self.round_index, self._feedback
         seed = self._key.seed(index)
-        try:  # all that can fail at this rank alone
+        # All that can fail at this rank alone.
+        with self.failing(layout=layout, like=vector if isinstance(vector, Tensor) else None):
             self._check_vectors(vector, out)
             claim = self.method.claim_for(self.world, seed)
             scale = self._next_scale(claim)
             unscaled = vector if scale == 1 else vector / scale
             mixed = unscaled if feedback is None else feedback.mixed(unscaled)
-            # A collective, which a rank that has failed before takes part in as well (`fail`).
+            # A collective, which a rank that has failed before takes part in as well (`failing`).
             self._agree_on_limit(unscaled)
             message, finite = self._released(mixed, seed, claim)
-        except Exception as error:
-            self.fail(error, layout=layout, like=vector if isinstance(vector, Tensor) else None)
         # Under a proof, the status would tell about the data.
         status_told = not (finite or claim.noise_is_proven)
         status = RankStatus.NOT_FINITE if status_told else RankStatus.FINE
@@ -272,9 +271,7 @@ class GroupMean(SavedByState):
                 return target.fill_(math.nan)
             # A message that is not in the mean was not applied: all of it is sent again.
             if feedback is not None and finite and self.present:
-                rounded = isinstance(self.method, RoundedTables)
-                table = self.method.mean_table(message, 1) if rounded else message
-                feedback.keep(unscaled, mixed, table, seed)
+                feedback.keep(unscaled, mixed, message, seed, self.method)
             mean = self._decoded(total, seed, count=len(reports), out=out)
             return mean if scale == 1 else mean.mul_(scale)
 
@@ -289,8 +286,7 @@ class GroupMean(SavedByState):
         compared = f"{_PROTOCOL} {self._text} {self.method.round_clip!r} {scale!r} {layout}"
         report = RankReport.of(index, digest_of(compared), status)
         # Roundings of the sum at this rank: other ones than those of any rank's message.
-        worker = self.world + self.rank
-        noise = partial(rounding_noise, self._key, worker=worker, round_index=index)
+        noise = partial(rounding_noise, self._key, index, self.world + self.rank)
         return report, self.transport.send(
             message, report, method=self.method, seed=seed, rounding=noise
         )
@@ -315,12 +311,16 @@ class GroupMean(SavedByState):
         summary = RoundSummary(rounds, bytes_up=up, bytes_down=down, epsilon=spent)
         announce(summary, self.on_round, LOGGER)
 
-    def fail(self, error: Exception, *, layout: str = "", like: Tensor | None = None) -> NoReturn:
-        """Take part in a round with zeros, so that all ranks raise, and raise the error.
+    @contextmanager
+    def failing(self, *, layout: str = "", like: Tensor | None = None) -> Iterator[None]:
+        """Context in which an error is raised by all ranks: this one takes part with zeros.
 
         If others did send, the round is used up. `like` is a tensor on the device of their vectors.
         """
-        raise_told(error, lambda: self._send_nothing(RankStatus.FAILED, layout, like))
+        try:
+            yield
+        except Exception as error:
+            raise_told(error, lambda: self._send_nothing(RankStatus.FAILED, layout, like))
 
     def meet(self, *, layout: str = "", like: Tensor | None = None) -> None:
         """Compare round and layout with all ranks, without a round: nothing is sent or paid for.
@@ -518,13 +518,9 @@ class GroupMean(SavedByState):
         Zeros for a vector that is not finite: with their noise where the claim is proven.
         """
         method, index, self.saturated = self.method, self.round_index, None
-        noise_of: Callable[[Sequence[int]], Noise] | None = None
-        if isinstance(claim, NoClaim):
-
-            def noise_of(_: Sequence[int]) -> Noise:
-                return rounding_noise(self._key, worker=self.rank, round_index=index)
-
         charge = partial(self._account.charge, claim)
+        roundings = partial(rounding_noise, self._key, index, self.rank)
+        noise_of = roundings if isinstance(claim, NoClaim) else None
         released = release(vector[None], method, seed, claim, charge=charge, noise_of=noise_of)
         finite = bool(released.kept.all())
         if released.encoded is None:
@@ -535,7 +531,7 @@ class GroupMean(SavedByState):
         # On a GPU, to look at the count would make the processor wait for the message.
         if self.saturated is not None and self.saturated.device.type == "cpu":
             self._saturation.see(
-                int(self.saturated), message.numel(), limit=method.round_clip, index=index,
+                int(self.saturated), message.numel(), method=method, index=index,
                 whose=f" of rank {self.rank}",
             )  # fmt: skip
         if not finite:
@@ -592,7 +588,7 @@ def all_reduce_mean(
         raise ArgumentError(f"mean must be a GroupMean or a Method, got {type(mean).__name__}")
     elif group is not None or trusted_group:
         raise ArgumentError("group and trusted_group must not be given with a GroupMean")
-    try:
+    with mean.failing():
         for tensor in tensors:
             if tensor.layout != torch.strided or not tensor.is_floating_point():
                 kind = f"{tensor.dtype}, {tensor.layout}"
@@ -602,8 +598,6 @@ def all_reduce_mean(
         parts = [local_part(tensor) for tensor in tensors]
         flat = [part.reshape(-1).to(torch.float32) for part in parts]
         vector = torch.cat(flat) if flat else torch.zeros(0)
-    except Exception as error:
-        mean.fail(error)
     means = mean.mean(vector, layout=str([tuple(tensor.shape) for tensor in tensors]))
     with torch.no_grad():
         sizes = [len(values) for values in flat]

@@ -311,23 +311,22 @@ class HookState(SavedByState):
         """
         model: Any = self._model()
         parameters = list(self._parameters.values())
-        try:  # what does not depend on data
+        with self.mean.failing(like=parameters[0]):  # what does not depend on data
             self._check_model()
             if not isinstance(model, DistributedDataParallel) or model.static_graph:
                 raise ArgumentError(
                     "a guard needs a state that was made for a model in DistributedDataParallel, "
                     f"without static_graph, got {type(model).__name__}"
                 )
-        except Exception as error:
-            self.mean.fail(error, like=parameters[0])
         try:
             with model.no_sync():  # an error would leave DDP in the middle of a step
                 yield
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad.to_dense()
                          for p in parameters]  # fmt: skip
-        except Exception as error:
+        except Exception:
             if not self.mean.proven:
-                self.mean.fail(error, like=parameters[0])
+                with self.mean.failing(like=parameters[0]):
+                    raise
             LOGGER.exception("the step counts as zeros, with its noise, since its code raised")
             gradients = [torch.zeros_like(parameter) for parameter in parameters]
         all_reduce_mean(gradients, self.mean)
@@ -338,11 +337,10 @@ class HookState(SavedByState):
         """Average the gradients of all buckets in place, and complete their futures."""
         pending, self._pending = self._pending, []
         try:
-            try:  # all that can fail at this rank alone
+            # All that can fail at this rank alone.
+            with self.mean.failing(layout=self._layout, like=pending[0][1]):
                 self._check_model()
                 vector, places = self._gathered(pending)
-            except Exception as error:
-                self.mean.fail(error, layout=self._layout, like=pending[0][1])
             self.mean.mean(vector, layout=self._layout, out=vector)
             for gradient, place in places:
                 gradient.copy_(vector[place].view(gradient.shape))

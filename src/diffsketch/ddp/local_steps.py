@@ -18,6 +18,7 @@ import hashlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,11 +65,6 @@ _NOTHING, _MEAN, _NOT_FINITE, _FAILED = range(4)
 _KEPT = "at", "level", "sent", "mean_change"  # of a fragment, in a state
 
 
-def copied(value: Any, device: torch.device | None = None) -> Any:
-    """Copy a tensor, to a device if one is given; other values are returned."""
-    return value.to(device, copy=True) if isinstance(value, Tensor) else value
-
-
 @dataclass(eq=False)
 class _Fragment:
     """A part of the weights that is exchanged by itself, and its exchange that is under way."""
@@ -86,13 +82,14 @@ class _Fragment:
     def state_dict(self) -> dict[str, Any]:
         """State of the exchange, which must have been waited for."""
         kept = {name: getattr(self, name) for name in _KEPT}
-        return {name: copied(value) for name, value in kept.items() if value is not None}
+        return {name: deepcopy(value) for name, value in kept.items() if value is not None}
 
     def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
         """Take over a state."""
         self.wait = self.failure = None
         for name in _KEPT:
-            setattr(self, name, copied(state.get(name), device))
+            value = deepcopy(state.get(name))
+            setattr(self, name, value.to(device) if isinstance(value, Tensor) else value)
 
 
 class LocalSteps(SavedByState):
@@ -353,12 +350,11 @@ class LocalSteps(SavedByState):
             # An error in a backward pass would leave DDP in the middle of a step.
             with model.no_sync() if keeps_own_gradients(model) else nullcontext():
                 yield
-        except Exception as error:
+        except Exception:
             coming = min(self._fragments, key=self._steps_to).mean
-            if coming is None:  # another rank of the silo sends
-                raise
-            if not coming.proven:
-                coming.fail(error)
+            if coming is None or not coming.proven:  # None: another rank of the silo sends
+                with nullcontext() if coming is None else coming.failing():
+                    raise
             LOGGER.exception("step %d counts with the weights as they are", self.steps + 1)
         self.step()
 
@@ -529,14 +525,10 @@ class LocalSteps(SavedByState):
     def _send(self, fragment: _Fragment) -> Callable[[], Tensor] | None:
         """Send the change of a fragment, and return the function that waits for the mean."""
         mean = fragment.mean
-        try:  # all that can fail at this rank alone
+        with nullcontext() if mean is None else mean.failing():  # all that fails at this rank alone
             layout = self._layout_of(fragment)
             self._weights.check_unchanged()
             fragment.sent = self._common.difference(fragment.index)
-        except Exception as error:
-            if mean is None:
-                raise
-            mean.fail(error)
         if mean is None:
             return None
         # With a delay, the rank's own change is needed again, for the steps made since.

@@ -438,10 +438,10 @@ class GroupTransport(Transport):
 
     def parts(self, method: Method) -> Parts | None:
         """The parts of a table whose sum is rounded again; None where the sum is exact."""
-        if self.world == 1 or not (isinstance(method, RoundedTables) and method.rounds_sums):
+        grid = method.grid if isinstance(method, RoundedTables) and method.rounds_sums else None
+        if grid is None or self.world == 1:
             return None
-        assert method.grid is not None  # noqa: S101 (for the type checker)
-        return Parts(method.grid, math.prod(method.encoder.shape), self.world)
+        return Parts(grid, math.prod(method.encoder.shape), self.world)
 
     def sums(self, method: Method) -> tuple[torch.dtype, SumPacking | None]:
         """Type in which exact sums are made, and the packing of cells, if they have few bits."""

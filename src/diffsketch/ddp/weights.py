@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -162,6 +161,7 @@ class LocalWeights:
         alone: Whether its DDP averages nothing.
 
     Attributes:
+        model: The module.
         parameters: By name. What requires no gradient now has no place.
         dim: Numbers that this rank holds.
         layout: Text that ranks which hold the same part of the model have in common.
@@ -178,7 +178,7 @@ class LocalWeights:
         if not isinstance(model, nn.Module):
             raise ArgumentError(f"model must be a module, got {type(model).__name__}")
         modules, tensors = sharded_kinds()
-        self.parameters, self._model = trained(model), weakref.ref(model)
+        self.model, self.parameters = model, trained(model)
         self.inside: list[dist.ProcessGroup] = []
         self.replicas = False
         if isinstance(model, DistributedDataParallel) and not alone:
@@ -218,21 +218,16 @@ class LocalWeights:
         self.layout = named_digest(self.parameters, values=False)
         self.frozen = named_digest(trained(model, trained=False))
 
-    @property
-    def model(self) -> nn.Module | None:
-        """The model, as long as somebody has it."""
-        return self._model()
-
     def check_unchanged(self) -> None:
         """Raise a `MismatchError` if the model trains a parameter that has no place here.
 
         Not for sharded models, whose modules hold other objects while they are gathered.
         """
-        model = self.model
-        if model is None or (self.inside and not self.replicas):
+        if self.inside and not self.replicas:
             return
         places = {id(parameter) for parameter in self.parameters.values()}
-        if new := [name for name, tensor in trained(model).items() if id(tensor) not in places]:
+        now = trained(self.model)
+        if new := [name for name, tensor in now.items() if id(tensor) not in places]:
             raise MismatchError(
                 f"the trained parameters must stay those that LocalSteps was made with, got "
                 f"{new[0]} and {len(new) - 1} more that are new or no longer frozen: make another"

@@ -35,7 +35,6 @@ from diffsketch.flower.secure_client import ClientContext, SecureClientAggregati
 from diffsketch.methods import Method
 from diffsketch.methods.feedback import ErrorFeedback
 from diffsketch.methods.gate import release
-from diffsketch.methods.plain import RoundedTables
 from diffsketch.privacy.accounting.account import Account
 from diffsketch.privacy.accounting.budget import Budget
 from diffsketch.privacy.claim import Claim
@@ -475,8 +474,7 @@ class _Session:
         if not bool(released.kept):
             _LOG.warning("NaN or infinite values in the vector: it counts as zeros, with its noise")
         elif feedback is not None:
-            table = method.mean_table(cells, 1) if isinstance(method, RoundedTables) else cells
-            table = feedback.keep(vector, mixed, table, seed)
+            table = feedback.keep(vector, mixed, cells, seed, method)
             number = torch.tensor(self._request.round_index)
             self._keep_unsent(memory=feedback.memory, table=table, round=number)
         return cells

@@ -284,8 +284,8 @@ class Method(ABC):
     def after(self, total: Tensor, *, count: int | float) -> Self:  # noqa: ARG002
         """Return the method of the next round: for most, the same.
 
-        It follows from the published sum and the number of messages in it, or expected in it, so
-        that everybody computes the same.
+        It follows from the published sum, which `decode` has checked, and the number of messages
+        in it, or expected in it, so that everybody computes the same.
         """
         return self
 
@@ -461,7 +461,7 @@ class Method(ABC):
         """Euclidean norm of a message, or of the sum of `count`, in units of the data."""
         return float(torch.linalg.vector_norm(self.noise.centred(total).double())) * self.noise.step
 
-    def check_honest(self, total: Tensor, count: int = 1, *, limit: float = math.inf) -> None:
+    def check_honest(self, total: Tensor, count: int = 1, *, limit: float = math.inf) -> float:
         """Refuse a message, or a sum of `count`, that is longer than honest workers make it.
 
         Messages modulo `2**bits` are centred first. Where the modulus is so small that all that it
@@ -473,6 +473,9 @@ class Method(ABC):
             limit: A norm that no honest message exceeds, where that is known from elsewhere: for
                 bare messages, which have no bound of their own.
 
+        Returns:
+            Its norm.
+
         Raises:
             WireError: It is longer.
         """
@@ -483,6 +486,7 @@ class Method(ABC):
             raise WireError(
                 f"{what} a norm of {norm:.4g}, and that of honest clients is at most {most:.4g}"
             )
+        return norm
 
     def _format(
         self, shape: tuple[int, ...], cells: Cells = "float32", bits: int = 32

@@ -51,10 +51,8 @@ _ERROR = 0.05  # standard deviation of the share of clients within the clip, if 
 _NOISY = 0.5  # from here on that noise is more than the share can tell, and the rate is lower
 _LEAST_SHARE, _MOST_SHARE, _ANY_SHARE = 0.02, 0.5, 0.1
 _WRAPS = 1e-6  # probability that any cell of a message (of the sum, if that wraps) is cut off
-_STEPS, _ROUNDING = (
-    256.0,
-    5.0,
-)  # of the clip at least, and over the noise; times the noise's fineness
+# Steps of the clip, at least, and roundings over the noise: times the noise's fineness.
+_STEPS, _ROUNDING = 256.0, 5.0
 _CLIPS, _MULTIPLIERS = (1e-30, 1e30), (1e-9, 1e9)  # what float32 and whole numbers have room for
 _MOST_SHARES = 10**5  # of discrete Gaussian noise in a plan: its bound is a sum over them
 
@@ -196,11 +194,10 @@ class ClientNoise(Method):
                 f"are is not known to anybody, got relation={self.relation!s}"
             )
         if self.clip_quantile is not None:
-            check(
-                not self.takes_records, "clip_quantile", "be None for records", self.clip_quantile
-            )
-            share = isinstance(self.clip_quantile, float) and 0 < self.clip_quantile < 1
-            check(share, "clip_quantile", "be > 0 and < 1", self.clip_quantile)
+            quantile = self.clip_quantile
+            check(not self.takes_records, "clip_quantile", "be None for records", quantile)
+            share = isinstance(quantile, float) and 0 < quantile < 1
+            check(share, "clip_quantile", "be > 0 and < 1", quantile)
             object.__setattr__(self, "_extra_cells", 1)  # for the flag
             object.__setattr__(self, "_unit", self.clip)
         object.__setattr__(self, "relation", self.mechanism.relation)
@@ -281,7 +278,6 @@ class ClientNoise(Method):
         bound = self.mechanism.quantizer.bound
         if self.clip_quantile is None or not isinstance(bound, FlaggedBound):
             return self
-        self._check_total(total)
         step, spread = self.mechanism.step, self.mechanism.std
         if self.trust is Trust.LOCAL:
             spread *= math.sqrt(count)
@@ -296,9 +292,9 @@ class ClientNoise(Method):
         """Return the vectors clipped to a norm: tables are `sqrt(rows)` times as long, about."""
         return clip_norm(vectors, self.clip / math.sqrt(self.encoder.rows))
 
-    def check_honest(self, total: Tensor, count: int = 1, *, limit: float = math.inf) -> None:
+    def check_honest(self, total: Tensor, count: int = 1, *, limit: float = math.inf) -> float:
         """Refuse what honest workers do not send: also, where the clip moves, too large a flag."""
-        super().check_honest(total, count, limit=limit)
+        norm = super().check_honest(total, count, limit=limit)
         bound = self.mechanism.quantizer.bound
         if isinstance(bound, FlaggedBound):
             flag = self.norm_of(total[-1:])
@@ -308,6 +304,7 @@ class ClientNoise(Method):
                     f"the flag of {count} messages is {flag:.4g}, and that of honest clients is "
                     f"at most {most:.4g}"
                 )
+        return norm
 
     @classmethod
     def planned(

@@ -99,11 +99,6 @@ class ErrorFeedback:
         # Used again each time: new memory of this size costs more than all that is computed.
         self._scratch: Tensor | None = None
 
-    @property
-    def error(self) -> Tensor | None:
-        """`e`, the part of all vectors that has not been sent yet."""
-        return None if self.memory is None else self.memory / self.later
-
     def mixed(self, vector: Tensor) -> Tensor:
         """The vector to encode, `b g + a e`, in memory that the next call uses again."""
         if self._scratch is None or self._scratch.device != vector.device:
@@ -113,7 +108,9 @@ class ErrorFeedback:
             return torch.mul(vector, self.immediate, out=self._scratch)
         return torch.add(self.memory, vector, alpha=self.immediate, out=self._scratch)
 
-    def keep(self, vector: Tensor, mixed: Tensor, message: Tensor, seed: HashSeed) -> Tensor:
+    def keep(
+        self, vector: Tensor, mixed: Tensor, message: Tensor, seed: HashSeed, method: Method
+    ) -> Tensor:
         """Remember what was not sent, after a round that counts.
 
         Args:
@@ -121,13 +118,16 @@ class ErrorFeedback:
             mixed: What was encoded; overwritten.
             message: What became of it.
             seed: The round's hashes.
+            method: The round's method, whose limit of cells may have moved.
 
         Returns:
             The table that counts as sent, for `restore`.
         """
-        sketch, table = self._method.sketch, message
+        sketch = self._method.sketch
         # What the others saw, but for the noise: fed back, noise would be sent off again.
-        if self._limit is not None:
+        if self._limit is None:
+            table = method.mean_table(message, 1)
+        else:
             table = self._limit.apply(mixed[None], lambda vectors: sketch.encode(vectors, seed))[0]
         if self.memory is None:
             # Made in the first round, when type and device of the vectors are known.

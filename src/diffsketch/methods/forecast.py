@@ -178,9 +178,8 @@ def _clipped(ratio: float, spread: float, count: int) -> tuple[float, float]:
     weights = _WEIGHTS if spread else np.ones(1)
     clipped = np.clip(x, -ratio, ratio)
 
-    def of_mean(
-        values: Numbers,
-    ) -> float:  # mean square of the average over draws of what sets them apart
+    def of_mean(values: Numbers) -> float:
+        """Mean square of the average over draws of what sets vectors apart."""
         single = _mean(values**2 @ weights)
         return single / count + _mean((values @ weights) ** 2) * (1 - 1 / count)
 

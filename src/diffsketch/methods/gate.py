@@ -201,14 +201,18 @@ def release_noise(method: Method, claim: Claim, *, messages: int = 1) -> Noise:
     return CohortNoise(NoiseKey(secrets.token_bytes(32)), range(messages), round_index=0)
 
 
-def rounding_noise(key: SketchKey, *, worker: int, round_index: int) -> Noise:
-    """Make the source of random roundings of one message of a method that claims nothing.
+def rounding_noise(
+    key: SketchKey, round_index: int, first: int, rows: Sequence[int] = (0,)
+) -> Noise:
+    """Make the source of random roundings of messages of a method that claims nothing.
 
-    They hide nothing, and follow from the key: the same run has the same bits.
+    They hide nothing, and follow from the key: the same run has the same bits. Row 0 is that of the
+    worker with the number `first`.
     """
     # Apart from the round's hashes, which come from the same key.
     digest = hashlib.blake2b(key.secret, digest_size=32, person=b"ds-rounding").digest()
-    return CohortNoise(NoiseKey(digest), [worker], round_index=round_index)
+    workers = [first + row for row in rows]
+    return CohortNoise(NoiseKey(digest), workers, round_index=round_index)
 
 
 @dataclass(frozen=True, eq=False)
@@ -303,9 +307,10 @@ def private_mean(
         key = SketchKey(secrets.token_bytes(32))
     if not isinstance(key, SketchKey):
         raise ArgumentError(f"key must be a SketchKey, got {type(key).__name__}")
-    batch = _Rows.of(vectors)
-    count, seed = len(batch), key.seed(round_index)
-    check(count >= 1, "vectors", "have one row or more", batch.shape)
+    data = _numbers_of(vectors)
+    pieces = partial(_checked_pieces, data, method)
+    count, seed = data.shape[0], key.seed(round_index)
+    check(count >= 1, "vectors", "have one row or more", tuple(data.shape))
     if method.most_messages is not None and count > method.most_messages:
         raise ArgumentError(
             "vectors must have at most as many rows as the cohort that the method was made for, "
@@ -318,24 +323,23 @@ def private_mean(
                 "cell_limit must be given for cells of few bits where something is claimed, as the "
                 f"sizes of vectors are data, got {method} without it"
             )
-        method = method.at_limit_of(row for _, piece in batch.pieces(method) for row in piece)
-    world = None
+        method = method.at_limit_of(row for _, piece in pieces() for row in piece)
+    simulated: Callable[[int, Sequence[int]], Noise] | None = None
     if simulation_seed is not None:
         check_whole("simulation_seed", simulation_seed, least=0)
         claim, world = SimulatedClaim.of(claim), NoiseKey.from_integer(simulation_seed)
 
-    def simulated(start: int, rows: Sequence[int]) -> Noise:
-        """The noise of rows of a piece that begins with row `start`."""
-        assert world is not None  # noqa: S101 - only called where noise is simulated
-        return CohortNoise(world, [start + row for row in rows], round_index=round_index)
+        def simulated(start: int, rows: Sequence[int]) -> Noise:
+            """The noise of rows of a piece that begins with row `start`."""
+            return CohortNoise(world, [start + row for row in rows], round_index=round_index)
 
-    for _ in batch.pieces(method):  # tells whoever holds the vectors, before anything is charged
+    for _ in pieces():  # tells whoever holds the vectors, before anything is charged
         pass
     charge = None if account is None else partial(account.charge, claim)
     # Made beforehand: small tensors between large ones would keep the latter's memory from reuse.
     total, lengths, saturated = None, torch.zeros(2, count, dtype=torch.float64), []
-    for start, piece in batch.pieces(method):
-        noise_of = None if world is None else partial(simulated, start)
+    for start, piece in pieces():
+        noise_of = None if simulated is None else partial(simulated, start)
         released = release(piece, method, seed, claim, charge=charge, noise_of=noise_of)
         charge = None  # one round, however many pieces it is encoded in
         encoded = released.encoded
@@ -350,63 +354,52 @@ def private_mean(
         saturated += [] if encoded.saturated is None else [encoded.saturated]
     assert total is not None  # noqa: S101 - there is a row or more
     _warn_if_clipped(lengths, method)
-    server = release_noise(method, claim) if world is None else simulated(0, [SERVER_NOISE])
+    server = release_noise(method, claim) if simulated is None else simulated(0, [SERVER_NOISE])
     mean = method.decode(method.publish(total, server), seed, count=count)
     share = _saturated_share(torch.cat(saturated), method) if saturated else None
     return PrivateMean(mean, claim, count, method.wire_bytes, method.total_format.sum_bytes, share)
 
 
-@dataclass(frozen=True, eq=False)
-class _Rows:
-    """Vectors `(holders, dim)` of numbers, checked, dense or sparse, to be taken in pieces.
+def _numbers_of(vectors: Any) -> Any:
+    """Return vectors `(holders, dim)` as a tensor, an array or SciPy's CSR of real numbers."""
+    data = sparse_rows(vectors)
+    if data is None:
+        data = vectors if isinstance(vectors, Tensor) else _array_of(vectors)
+    if isinstance(data, Tensor):
+        real = not (data.is_complex() or data.is_quantized)
+    else:
+        real = data.dtype.kind in "fiub"
+    if not real:
+        raise ArgumentError(f"{_WANTED}, got {type(vectors).__name__} of dtype {data.dtype}")
+    if len(data.shape) != 2:
+        raise ArgumentError(f"{_WANTED}, got the shape {tuple(data.shape)}")
+    if isinstance(data, Tensor) and data.layout != torch.strided:
+        raise ArgumentError(f"{_WANTED}, got the layout {data.layout}: see its to_dense")
+    return data
+
+
+def _checked_pieces(data: Any, method: Method) -> Iterator[tuple[int, Tensor]]:
+    """Yield checked rows in float32, as `method` takes them, and the number of the first.
 
     Nothing of the size of people times keys is made of a sparse matrix, and no second copy of a
     dense one: a piece has some `_PIECE` numbers.
+
+    Raises:
+        ArgumentError: A value is not finite; the error names the rows.
     """
-
-    data: Any  # a tensor, an array, or SciPy's CSR
-    shape: tuple[int, ...]
-
-    @classmethod
-    def of(cls, vectors: Any) -> _Rows:
-        """Check what holds the vectors; or raise."""
-        data = sparse_rows(vectors)
-        if data is None:
-            data = vectors if isinstance(vectors, Tensor) else _array_of(vectors)
-        if isinstance(data, Tensor):
-            real = not (data.is_complex() or data.is_quantized)
-        else:
-            real = data.dtype.kind in "fiub"
-        if not real:
-            raise ArgumentError(f"{_WANTED}, got {type(vectors).__name__} of dtype {data.dtype}")
-        if len(data.shape) != 2:
-            raise ArgumentError(f"{_WANTED}, got the shape {tuple(data.shape)}")
-        if isinstance(data, Tensor) and data.layout != torch.strided:
-            raise ArgumentError(f"{_WANTED}, got the layout {data.layout}: see its to_dense")
-        return cls(data, tuple(data.shape))
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def pieces(self, method: Method) -> Iterator[tuple[int, Tensor]]:
-        """Yield checked rows in float32, as `method` takes them, and the number of the first.
-
-        Raises:
-            ArgumentError: A value is not finite; the error names the rows.
-        """
-        width = max(self.shape[1], method.message_format.cell_count, 1)
-        # By the longer of vector and message, so that neither takes more memory than that.
-        rows = max(1, _PIECE // width)
-        for start in range(0, len(self), rows):
-            piece = self.data[start : start + rows]
-            if hasattr(piece, "toarray"):
-                piece = piece.toarray()
-            if not isinstance(piece, Tensor):
-                with np.errstate(over="ignore"):  # what is too large is refused with its row
-                    piece = torch.from_numpy(np.require(piece, np.float32, ["C", "W"]))
-            elif piece.dtype not in (torch.float32, torch.float64):
-                piece = piece.to(torch.float32)
-            yield start, method.checked(piece, first=start)
+    width = max(data.shape[1], method.message_format.cell_count, 1)
+    # By the longer of vector and message, so that neither takes more memory than that.
+    rows = max(1, _PIECE // width)
+    for start in range(0, data.shape[0], rows):
+        piece = data[start : start + rows]
+        if hasattr(piece, "toarray"):
+            piece = piece.toarray()
+        if not isinstance(piece, Tensor):
+            with np.errstate(over="ignore"):  # what is too large is refused with its row
+                piece = torch.from_numpy(np.require(piece, np.float32, ["C", "W"]))
+        elif piece.dtype not in (torch.float32, torch.float64):
+            piece = piece.to(torch.float32)
+        yield start, method.checked(piece, first=start)
 
 
 def sparse_rows(data: Any) -> Any:

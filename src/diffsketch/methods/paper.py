@@ -70,7 +70,7 @@ def _paper_claim(per_round: float, source: str) -> PaperClaim:
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class DiffSketch(RoundedTables, TableMethod):
+class DiffSketch(RoundedTables):
     """Algorithm 2 of the paper, at the workers.
 
     * Compression: the table of the vector, with `padding` normal numbers appended, of the vector's
@@ -86,8 +86,7 @@ class DiffSketch(RoundedTables, TableMethod):
 
     `Encoded` tells what Theorem 1 claims for each worker, and who added noise.
 
-    The arguments of `TableMethod` and `RoundedTables` (a claim about tables holds for what is made
-    of them), and:
+    The arguments of `RoundedTables` (a claim about tables holds for what is made of them), and:
 
     Args:
         padding: Number of appended numbers. Without any, Theorem 1 claims something only for tables
@@ -156,6 +155,7 @@ class DiffSketch(RoundedTables, TableMethod):
         return 1.0
 
 
+@dataclass(frozen=True)
 class LaplaceBaseline(Method):
     """Laplace noise on every cell, always: Algorithm 2 without its Theorem 1.
 
@@ -176,9 +176,9 @@ class LaplaceBaseline(Method):
         clip: Limit of a coordinate, or None for the paper's reading.
     """
 
-    # Fields of the dataclasses that inherit, in the order and by the names that they choose.
     per_round: float
-    clip: float | None
+    clip: float | None = None
+
     margins: ClassVar[tuple[float, ...]] = (3.0, 1.645, 1.8, 2.0, 2.25, 2.5, 2.75, 3.5, 4.0, 5.0)
     """Clips in standard deviations of a coordinate; 1.645, the paper's, keeps nine tenths."""
 
@@ -281,9 +281,6 @@ class RawLaplace(LaplaceBaseline, Plannable):
     anyone who sees a client's message can tell which of two values one coordinate of a vector has.
     """
 
-    per_round: float
-    clip: float | None = None
-
     name: ClassVar[str] = "laplace"
     code: ClassVar = 4
 
@@ -296,9 +293,6 @@ class SketchLaplace(LaplaceBaseline, TableMethod, Plannable):
     `TableMethod` and `LaplaceBaseline` have the arguments; with a `clip`, hashes need not be secret
     for the proof.
     """
-
-    per_round: float
-    clip: float | None = None
 
     name: ClassVar[str] = "sketch-laplace"
     code: ClassVar = 5

@@ -84,33 +84,30 @@ class SaturationWatch:
     def __init__(self) -> None:
         self._rounds, self._warned = 0, False
 
-    def see(
-        self, saturated: int | None, cells: int, *, limit: float | None, index: int, whose: str
-    ) -> None:
+    def see(self, saturated: int, cells: int, *, method: Method, index: int, whose: str) -> None:
         """Count a round in which `saturated` of `cells` cells were beyond the limit."""
         # Where most cells are cut, the limit is not what the tables want.
-        most = saturated is not None and 2 * saturated > cells
-        self._rounds = self._rounds + 1 if most else 0
+        self._rounds = self._rounds + 1 if 2 * saturated > cells else 0
         if self._rounds == _SATURATING and not self._warned:
             self._warned = True
             warnings.warn(
                 f"round {index}: more than half of all cells{whose} were beyond their limit in the "
-                f"last {_SATURATING} rounds (now {limit:.3g}), so that what is applied is far too "
-                "small: give a larger cell_limit if this is the start, else see whether training "
-                "diverges",
+                f"last {_SATURATING} rounds (now {method.round_clip:.3g}), so that what is applied "
+                "is far too small: give a larger cell_limit if this is the start, else see whether "
+                "training diverges",
                 SaturatedCells,
                 stacklevel=4,
             )
 
 
 @dataclass(frozen=True)
-class RoundedTables(Method):
+class RoundedTables(TableMethod):
     """Tables whose cells may be rounded to few bits (`CellGrid`).
 
     Rounding to 4 bits adds 10% to the variance of the cells, and a sketch's own variance is far
     larger. So at equal bytes, eight times as many cells of 4 bits have an eighth of its error.
 
-    Beside `TableMethod`, with its arguments and:
+    The arguments of `TableMethod`, and:
 
     Args:
         bits: Bits of a cell: 1 to 8 or 16, or 32 for float32.
@@ -215,7 +212,6 @@ class RoundedTables(Method):
         """Move the limit by the sizes that are in the sum."""
         if self.grid is None:
             return self
-        self._check_total(total)
         sizes = self._centred(total[-self.grid.size_cells :])
         return self.at_clip(self.grid.next_limit(sizes, count))
 
@@ -318,7 +314,7 @@ class Uncompressed(Method):
 
 @register
 @dataclass(frozen=True)
-class PlainSketch(RoundedTables, TableMethod):
+class PlainSketch(RoundedTables):
     """The bare sketch: compression, and no privacy that anybody claims.
 
     >>> method = PlainSketch(dim=7850, rows=7, cols=22)

@@ -41,7 +41,7 @@ from torch import Tensor
 
 from diffsketch.compiled import compiled
 from diffsketch.errors import ArgumentError, MismatchError
-from diffsketch.methods.base import Method, Tables
+from diffsketch.methods.base import Method
 from diffsketch.methods.client_noise import ClientNoise
 from diffsketch.methods.gate import check_release, release_noise
 from diffsketch.privacy.claim import Claim
@@ -102,9 +102,11 @@ def _sum_of(method: ClientNoise, pieces: Iterable[Tensor], seed: HashSeed, noise
                 f"pieces must be float32 (records, {method.dim}), got {piece.dtype} "
                 f"{tuple(piece.shape)}"
             )
-        tables = _tables(method, piece.detach(), seed).cpu().contiguous().numpy()
+        # On the CPU: how a GPU's kernel cuts up its work depends on the number of records, and so
+        # would the last bits of all of them.
+        tables = method.encoder.encode(piece.detach().cpu(), seed).flatten(1).contiguous()
         add_bounded(
-            tables, quantizer.bound.limit, quantizer.granularity, quantizer.largest, dither,
+            tables.numpy(), quantizer.bound.limit, quantizer.granularity, quantizer.largest, dither,
             total, scratch,
         )  # fmt: skip
     return torch.from_numpy(total)
@@ -163,16 +165,6 @@ def _secret_random(noise: Noise) -> Iterator[None]:
         if devices:
             torch.cuda.manual_seed_all(secrets.randbits(63))
         yield
-
-
-def _tables(method: ClientNoise, piece: Tensor, seed: HashSeed) -> Tensor:
-    """Encode the vectors of records. What is not finite stays so, and undoes no other record."""
-    encoder = method.encoder
-    # `Tables.encode` raises where cells are not finite: of one record, nobody may see that.
-    encode = encoder.sketch.encode if isinstance(encoder, Tables) else encoder.encode
-    # On the CPU: how a GPU's kernel cuts up its work depends on the number of records, and so would
-    # the last bits of all of them.
-    return encode(piece.cpu(), seed).flatten(1)
 
 
 def release_records(

@@ -655,8 +655,8 @@ class Simulation:
                 stacklevel=3,
             )
         if summed.saturated is not None:
-            cells, limit = summed.count * method.message_format.cell_count, method.round_clip
-            self._saturation.see(summed.saturated, cells, limit=limit, index=index, whose="")
+            cells = summed.count * method.message_format.cell_count
+            self._saturation.see(summed.saturated, cells, method=method, index=index, whose="")
         # From here on everything is what the server publishes, noise included.
         total, count = self._publish(method, summed, index, drawn=len(members))
         published = Published(total, count, seed, index, state.clip)
