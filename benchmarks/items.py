@@ -53,7 +53,7 @@ def ways(count: int) -> Iterator[Way]:
         yield f"ours, {family}, 1x200 a person", "tables", part, persons
         yield f"ours, {family}", "estimates", count, partial(sketch.query_items, table, here, seed)
 
-    layout = CountSketch(1 << 64, ROWS, COLS, "pairwise").layout
+    layout = CountSketch(1 << 64, ROWS, COLS, "pairwise")
 
     def hashed() -> tuple[Any, Any]:
         columns, signs = columns_and_signs(keys, seed, layout=layout)

@@ -347,7 +347,7 @@ def main() -> None:
         vector = torch.randn(dim)
         sketches = {name: CountSketch(dim, rows, cols, name) for name in FAMILIES}
         tables = {name: sketch.encode(vector, seed) for name, sketch in sketches.items()}
-        layout, out = sketches["pairwise"].layout, torch.zeros(dim)
+        layout, out = sketches["pairwise"], torch.zeros(dim)
         problem = Problem(layout, seed, vector, tables["pairwise"], out)
         jobs = loop_jobs(problem, *_index(problem), print)
         for name, sketch in sketches.items():

@@ -128,7 +128,7 @@ def run_case(dim: int, rows: int, cols: int, report: Report) -> None:
     vector = torch.randn(dim, device=report.device)
     seed = SketchKey.from_integer(0).seed(round_index=0)
     table = sketch.encode(vector, seed)
-    problem = Problem(sketch.layout, seed, vector, table, torch.zeros_like(vector))
+    problem = Problem(sketch, seed, vector, table, torch.zeros_like(vector))
     ours, peers = our_jobs(problem), peer_jobs(problem, report.note)
     case = {"dim": dim, "rows": rows, "cols": cols, "compression": sketch.compression}
     agreement = disagreements(problem, ours + peers)

@@ -55,7 +55,7 @@ def coordinate_reach(sketch: CountSketch, seed: HashSeed, dim: int) -> float | N
     margin = 16 * cells * _UNIT * trace * size
     if not margin < 1e-3:
         return None
-    columns, signs = columns_and_signs(np.arange(dim), seed, layout=sketch.layout)
+    columns, signs = columns_and_signs(np.arange(dim), seed, layout=sketch)
     cells_of = columns + np.arange(sketch.rows)[:, None] * sketch.cols  # (rows, dim)
     blocks = inverse[cells_of[:, None], cells_of]  # (rows, rows, dim)
     largest = float(np.einsum("ji,ki,jki->i", signs, signs, blocks).max())

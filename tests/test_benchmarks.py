@@ -27,7 +27,7 @@ def problem() -> Any:
     seed = SketchKey.from_integer(1).seed(0)
     vector = torch.randn(DIM, generator=torch.Generator().manual_seed(2))
     table = sketch.encode(vector, seed)
-    return bench.Problem(sketch.layout, seed, vector, table, torch.zeros(DIM))
+    return bench.Problem(sketch, seed, vector, table, torch.zeros(DIM))
 
 
 @pytest.mark.slow

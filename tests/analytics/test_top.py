@@ -143,7 +143,7 @@ def test_the_worst_neighbours_in_a_group_are_what_its_noise_is_made_for() -> Non
     """The same cell with the other sign: 2 apart, and no two messages of one cell are farther."""
     terms = Terms(1.0, trust="distributed", relation="replace")
     tree = PrefixTree.of(terms, 3000, widths_of(8), 5, 64)
-    layout = CountSketch(1 << 64, 5, tree.cols, "pairwise").layout
+    layout = CountSketch(1 << 64, 5, tree.cols, "pairwise")
     columns, signs = columns_and_signs(
         np.arange(200, dtype=np.uint64), SketchKey.from_integer(1).seed(0), layout=layout
     )

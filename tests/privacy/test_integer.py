@@ -197,7 +197,7 @@ def filling(sketch: CountSketch, seed: HashSeed, place: int) -> tuple[Tensor, Te
     values = torch.full((sketch.dim,), 0.6 * 2.0 ** (11 - 23))
     values[:place] = 1.0
     values[torch.arange(sketch.dim) % 4 != 0] = 0.0
-    _, signs = columns_and_signs(np.arange(sketch.dim), seed, layout=sketch.layout)
+    _, signs = columns_and_signs(np.arange(sketch.dim), seed, layout=sketch)
     vector = values * torch.from_numpy(signs[0]).float()
     other = vector.clone()
     vector[place], other[place] = float(signs[0, place]), -float(signs[0, place])

@@ -42,5 +42,5 @@ def _hashes(
     sketch: CountSketch, seed: HashSeed, offset: int, length: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     coordinates = np.arange(offset, offset + length, dtype=np.int64)
-    columns, signs = columns_and_signs(coordinates, seed, layout=sketch.layout)
+    columns, signs = columns_and_signs(coordinates, seed, layout=sketch)
     return torch.from_numpy(columns).to(device), torch.from_numpy(signs).to(device)

@@ -76,7 +76,7 @@ def test_shapes_types_and_gradients() -> None:
 def test_bad_sketch() -> None:
     build = partial(CountSketch, dim=10, rows=3, cols=4)
     refused(ArgumentError, "dim must be in 1", build, dim=0)
-    refused(ArgumentError, "dim must be in 1", build, dim=(1 << 40) + 1)
+    refused(ArgumentError, r"be at most 2\*\*40 with family", build, dim=(1 << 40) + 1)
     refused(ArgumentError, "rows must be in 1..64, got rows=65", build, rows=65)
     refused(ArgumentError, "rows must be", build, rows=0)
     refused(ArgumentError, "cols must be", build, cols=-1)

@@ -39,7 +39,7 @@ def test_gram_is_that_of_the_matrix(dim: int, rows: int, cols: int, family: Fami
         for stop in {start, start + 1, start + 5, start + 40, dim - 3, dim}:
             if start <= stop <= dim:
                 part = dense[:, start:stop]
-                found = gram.gram(SEED, sketch.layout, start, stop)
+                found = gram.gram(SEED, sketch, start, stop)
                 np.testing.assert_array_equal(found, part @ part.T)
 
 
@@ -49,9 +49,9 @@ def test_gram_in_many_chunks(family: Family) -> None:
     dim = 10_000 if family == "blocked" else 3_000  # chunks are of 512 runs, or coordinates
     sketch = CountSketch(dim, 3, 21, family)
     dense = matrix_of(sketch)[:, 1001:]
-    found = gram.gram(SEED, sketch.layout, 1001, dim)
+    found = gram.gram(SEED, sketch, 1001, dim)
     np.testing.assert_array_equal(found, dense @ dense.T)
-    assert not np.array_equal(found, gram.gram(SEED, sketch.layout, 1002, dim))  # control
+    assert not np.array_equal(found, gram.gram(SEED, sketch, 1002, dim))  # control
 
 
 def test_products_do_not_depend_on_the_number_of_vectors() -> None:

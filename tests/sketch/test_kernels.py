@@ -99,7 +99,7 @@ def test_cells_are_as_exact_with_a_mean(cols: int, family: Family) -> None:
     error = (sketch.encode(vector, SEED) - exact).norm() / exact.norm()
     assert error < 1e-5
     if cols == 1:  # the planted error
-        signs = columns_and_signs(np.arange(sketch.dim), SEED, layout=sketch.layout)[1][0]
+        signs = columns_and_signs(np.arange(sketch.dim), SEED, layout=sketch)[1][0]
         plus, minus = (vector.numpy()[signs == sign] for sign in (1, -1))
         late = np.cumsum(plus)[-1] - np.cumsum(minus)[-1]
         assert abs(float(late) / float(exact[0, 0]) - 1) > 1e-4
@@ -231,7 +231,7 @@ def test_planted_errors_are_noticed() -> None:
     plain = reference.encode(vector, sketch, SEED)
     for broken in (-vector, vector.roll(1), torch.cat((vector[:-1], -vector[-1:]))):
         with pytest.raises(AssertionError):
-            assert_close(cpu.encode(broken, SEED, layout=sketch.layout, offset=0), plain)
+            assert_close(cpu.encode(broken, SEED, layout=sketch, offset=0), plain)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

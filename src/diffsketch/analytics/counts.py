@@ -347,7 +347,7 @@ def _sketched_counts(
     noise = TableNoise.of(terms, WholeTables(cols * _ROWS, norm, 2 * norm), people=people)
     check_worth(noise.std, people, most, len(names), 1.0, stacklevel=4)
     seed = SketchKey(secrets.token_bytes(32)).seed(0)
-    layout = CountSketch(1 << 64, _ROWS, cols, "pairwise").layout
+    layout = CountSketch(1 << 64, _ROWS, cols, "pairwise")
     columns, signs = columns_and_signs(words_of(names), seed, layout=layout)
     total = np.zeros((_ROWS, cols), np.int64)
     for piece in items.pieces(most):

@@ -240,7 +240,7 @@ class PrefixTree:
         return self.noise.release_part(total)
 
     def _cells(self, words: Words, seed: HashSeed) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        layout = CountSketch(1 << 64, _ROWS, self.cols, "pairwise").layout
+        layout = CountSketch(1 << 64, _ROWS, self.cols, "pairwise")
         return columns_and_signs(words, seed, layout=layout)
 
     def _largest(self, tables: Floats, words: Words, seed: HashSeed) -> npt.NDArray[np.int64]:

@@ -41,9 +41,10 @@ from diffsketch.privacy.claim import (
     Unit,
 )
 from diffsketch.sketch.count_sketch import CountSketch
-from diffsketch.sketch.hashing import MAX_COLS, MAX_DIM, MAX_ROWS
+from diffsketch.sketch.hashing import check_sizes
 from diffsketch.sketch.kernels.estimators import Combine
 
+_check_sizes = lru_cache(maxsize=64, typed=True)(check_sizes)  # the same in each round of a run
 _SCOPE = Scope(Unit.COORDINATE, Relation.REPLACE, Trust.LOCAL)
 _SOURCE = "Theorem 1 of the paper"
 
@@ -233,13 +234,6 @@ def _checked(vectors: Tensor) -> Tensor:
 
 def _loss(dim: Any, cols: int, ratio: float) -> Any:  # the `x` of Theorem 1, of any lengths
     return ratio * ratio * cols * (cols - 1) * (1 + np.log(dim - cols)) / (dim - 2)
-
-
-@lru_cache(maxsize=64, typed=True)  # the same sizes in each round of a run
-def _check_sizes(dim: int, rows: int, cols: int) -> None:
-    sizes = (("dim", dim, MAX_DIM), ("rows", rows, MAX_ROWS), ("cols", cols, MAX_COLS))
-    for name, value, limit in sizes:
-        check_whole(name, value, least=1, most=limit)
 
 
 def query_variance(sketch: CountSketch, *, combine: Combine) -> float:

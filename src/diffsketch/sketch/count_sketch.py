@@ -6,28 +6,19 @@ A vector is given whole, or as items: its coordinates that are not zero, each wi
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from diffsketch.errors import ArgumentError, MismatchError, check
-from diffsketch.sketch.hashing import (
-    FAMILIES,
-    MAX_COLS,
-    MAX_DIM,
-    MAX_KEYS,
-    MAX_ROWS,
-    Family,
-    HashSeed,
-    SketchLayout,
-)
+from diffsketch.errors import ArgumentError, DiffSketchError, MismatchError, check
+from diffsketch.sketch.hashing import MAX_DIM, MAX_KEYS, HashSeed, SketchLayout
 from diffsketch.sketch.kernels import INPUT_TYPES, kernels_for, new_result
 from diffsketch.sketch.kernels.estimators import COMBINES, Combine
 
 
 @dataclass(frozen=True)
-class CountSketch:
+class CountSketch(SketchLayout):
     """A Count Sketch of vectors with `dim` coordinates in tables of `rows` by `cols` cells.
 
     A vector may be dense (`encode`, `query`) or a few items (`encode_items`, `query_items`), with
@@ -64,26 +55,6 @@ class CountSketch:
         M. Charikar, K. Chen, M. Farach-Colton, "Finding frequent items in data streams", 2002.
     """
 
-    dim: int
-    rows: int
-    cols: int
-    family: Family = "blocked"
-    layout: SketchLayout = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        check(self.family in FAMILIES, "family", f"be one of {', '.join(FAMILIES)}", self.family)
-        # Every 64-bit word may be a key where each coordinate is hashed on its own; blocks are
-        # numbered by 40 bits.
-        most = MAX_KEYS if self.family == "pairwise" else MAX_DIM
-        for name, limit in (("dim", most), ("rows", MAX_ROWS), ("cols", MAX_COLS)):
-            value = getattr(self, name)
-            where = " with family='blocked'" if name == "dim" and most == MAX_DIM else ""
-            check(type(value) is int, name, "be an int", value)
-            check(0 < value <= limit, name, f"be in 1..{limit}{where}", value)
-        layout = SketchLayout(self.dim, self.rows, self.cols, self.family)
-        # Kept, as kernels look up what they have compiled and planned by it in every call.
-        object.__setattr__(self, "layout", layout)
-
     @property
     def compression(self) -> float:
         """Coordinates per cell: how much smaller a table is than a vector of the same type."""
@@ -104,13 +75,11 @@ class CountSketch:
         """
         check_seed(seed)
         if not isinstance(vector, Tensor) or not 1 <= vector.dim() <= 2:
-            raise ArgumentError(
-                f"vector must be a tensor (dim,) or (batch, dim), got {_describe(vector)}"
-            )
+            raise _wrong("vector must be a tensor (dim,) or (batch, dim)", vector)
         kernels = kernels_for(vector.device)
         if vector.dtype not in INPUT_TYPES:
             allowed = ", ".join(str(kind).removeprefix("torch.") for kind in INPUT_TYPES)
-            raise ArgumentError(f"vector must be one of {allowed}, got {_describe(vector)}")
+            raise _wrong(f"vector must be one of {allowed}", vector)
         if vector.layout != torch.strided:
             raise ArgumentError(f"vector must be dense, got a {vector.layout} tensor")
         if offset is None:
@@ -121,7 +90,7 @@ class CountSketch:
             vector = vector.detach()
         if vector.is_neg():
             vector = vector.resolve_neg()
-        return kernels.encode(vector.contiguous(), seed, layout=self.layout, offset=start)
+        return kernels.encode(vector.contiguous(), seed, layout=self, offset=start)
 
     def encode_items(
         self, keys: Tensor, values: Tensor | float, seed: HashSeed, *, offsets: Tensor | None = None
@@ -159,9 +128,9 @@ class CountSketch:
             check(plain, "values", "be a tensor or a number", values)
             values = torch.tensor(values, dtype=torch.float64, device=keys.device)
         if values.dim() > 1 or (values.dim() == 1 and len(values) != len(keys)):
-            raise ArgumentError(f"values must be ({len(keys)},) like keys, got {_describe(values)}")
+            raise _wrong(f"values must be ({len(keys)},) like keys", values)
         if values.device != keys.device or values.is_complex():
-            raise MismatchError(f"values must be real and where keys are, got {_describe(values)}")
+            raise _wrong("values must be real and where keys are", values, MismatchError)
         if values.dtype in (torch.float16, torch.bfloat16):
             values = values.float()
         elif values.dtype != torch.float32:
@@ -173,7 +142,7 @@ class CountSketch:
         # A single number, of no dimensions, becomes one value that kernels take for all keys.
         values = values.detach().resolve_neg().reshape(-1).contiguous()
         return kernels_for(keys.device).encode_items(
-            keys.contiguous(), values, seed, layout=self.layout, offsets=offsets
+            keys.contiguous(), values, seed, layout=self, offsets=offsets
         )
 
     def query(
@@ -216,7 +185,7 @@ class CountSketch:
         start = self._check_span(offset, out.shape[-1])
         is_fine = kernels_for(table.device).query(
             table, seed, out,
-            layout=self.layout, offset=start, combine=combine, validate=validate,
+            layout=self, offset=start, combine=combine, validate=validate,
         )  # fmt: skip
         if not is_fine:
             raise _not_finite()
@@ -238,7 +207,7 @@ class CountSketch:
         if keys.device != table.device:
             raise MismatchError(f"keys must be on {table.device} like the table, got {keys.device}")
         return kernels_for(table.device).query_items(
-            table, keys.contiguous(), seed, layout=self.layout, combine=combine
+            table, keys.contiguous(), seed, layout=self, combine=combine
         )
 
     def add_residual(
@@ -271,7 +240,7 @@ class CountSketch:
         check(math.isfinite(scale), "scale", "be finite", scale)
         table = self._checked(table, seed, combine)
         if table.dim() != 2:
-            raise ArgumentError(f"table must be a tensor (rows, cols), got {_describe(table)}")
+            raise _wrong("table must be a tensor (rows, cols)", table)
         for name, value in (("out", out), ("scratch", scratch), ("vector", vector)):
             _check_out(value, table, name)
             self._check_length(value, name)
@@ -282,10 +251,10 @@ class CountSketch:
             vector = vector.resolve_neg()
         kernels = kernels_for(table.device)
         if not kernels.add_residual(
-            out, vector, table, seed, layout=self.layout, scale=float(scale), combine=combine
+            out, vector, table, seed, layout=self, scale=float(scale), combine=combine
         ):
             kernels.query(
-                table, seed, scratch, layout=self.layout, offset=0, combine=combine, validate=False
+                table, seed, scratch, layout=self, offset=0, combine=combine, validate=False
             )
             out.add_(torch.sub(vector, scratch, out=scratch), alpha=scale)
 
@@ -297,9 +266,7 @@ class CountSketch:
         check(0 <= count <= self.dim, "count", f"be in 0..dim={self.dim}", count)
         self._check_dense()
         table = self._checked(table, seed, combine, finite=True)
-        return kernels_for(table.device).top_k(
-            table, seed, count, layout=self.layout, combine=combine
-        )
+        return kernels_for(table.device).top_k(table, seed, count, layout=self, combine=combine)
 
     def _check_dense(self) -> None:
         listed = "be at most 2**40 where all coordinates are estimated (see query_items)"
@@ -312,7 +279,7 @@ class CountSketch:
             or keys.dim() != 1
             or keys.dtype not in (torch.int64, torch.uint64)
         ):
-            raise ArgumentError(f"keys must be int64 or uint64 (items,), got {_describe(keys)}")
+            raise _wrong("keys must be int64 or uint64 (items,)", keys)
         # Then every 64-bit word is a key.
         if self.dim == MAX_KEYS or not len(keys):
             return
@@ -327,9 +294,7 @@ class CountSketch:
 
     def _check_length(self, vectors: Tensor, name: str) -> None:
         if vectors.shape[-1] != self.dim:
-            raise ArgumentError(
-                f"{name} must have dim={self.dim} coordinates, got {_describe(vectors)}"
-            )
+            raise _wrong(f"{name} must have dim={self.dim} coordinates", vectors)
 
     def _check_span(self, offset: int | None, length: int) -> int:
         if offset is None:
@@ -348,16 +313,12 @@ class CountSketch:
         """The table as kernels take it, if it can be read with this seed and estimator."""
         check_seed(seed)
         if not isinstance(table, Tensor) or not 2 <= table.dim() <= 3:
-            raise ArgumentError(
-                "table must be a tensor (rows, cols) or (batch, rows, cols), got "
-                f"{_describe(table)}"
-            )
+            raise _wrong("table must be a tensor (rows, cols) or (batch, rows, cols)", table)
         if table.shape[-1] != self.cols or table.shape[-2] != self.rows:
-            raise MismatchError(
-                f"table must have rows={self.rows} and cols={self.cols}, got {_describe(table)}"
-            )
+            text = f"table must have rows={self.rows} and cols={self.cols}"
+            raise _wrong(text, table, MismatchError)
         if table.dtype not in (torch.float32, torch.float64):
-            raise ArgumentError(f"table must be float32 or float64, got {_describe(table)}")
+            raise _wrong("table must be float32 or float64", table)
         if combine not in COMBINES:
             raise ArgumentError(f"combine must be {' or '.join(COMBINES)}, got combine={combine!r}")
         if finite and not bool(torch.isfinite(table).all()):
@@ -375,9 +336,7 @@ def _not_finite() -> ArgumentError:
 def check_seed(seed: HashSeed) -> None:
     """Raise unless `seed` is a `HashSeed`."""
     if not isinstance(seed, HashSeed):
-        raise ArgumentError(
-            f"seed must be a HashSeed, as SketchKey.seed(round_index) gives, got {_describe(seed)}"
-        )
+        raise _wrong("seed must be a HashSeed, as SketchKey.seed(round_index) gives", seed)
 
 
 def _check_offsets(offsets: Tensor, keys: Tensor) -> None:
@@ -388,9 +347,7 @@ def _check_offsets(offsets: Tensor, keys: Tensor) -> None:
         or offsets.device != keys.device
         or not len(offsets)
     ):
-        raise ArgumentError(
-            f"offsets must be int64 (people + 1,) on {keys.device}, got {_describe(offsets)}"
-        )
+        raise _wrong(f"offsets must be int64 (people + 1,) on {keys.device}", offsets)
     ends = int(offsets[0]), int(offsets[-1])
     check(ends == (0, len(keys)), "offsets", f"begin with 0 and end with {len(keys)} items", ends)
     check(bool((offsets.diff() >= 0).all()), "offsets", "never decrease", offsets)
@@ -398,23 +355,24 @@ def _check_offsets(offsets: Tensor, keys: Tensor) -> None:
 
 def _check_out(out: Tensor, table: Tensor, name: str = "out") -> None:
     if not isinstance(out, Tensor) or out.requires_grad:
-        raise ArgumentError(f"{name} must be a tensor that needs no gradient, got {_describe(out)}")
+        raise _wrong(f"{name} must be a tensor that needs no gradient", out)
     batched = table.dim() == 3
     if (
         out.dim() != (2 if batched else 1)
         or (batched and len(out) != len(table))
         or not out.is_contiguous()
     ):
-        raise ArgumentError(
-            f"{name} must be contiguous with a vector per table, got {_describe(out)}"
-        )
+        raise _wrong(f"{name} must be contiguous with a vector per table", out)
     if out.dtype != table.dtype or out.device != table.device:
-        raise MismatchError(
-            f"{name} must be {table.dtype} on {table.device} like the table, got {_describe(out)}"
-        )
+        text = f"{name} must be {table.dtype} on {table.device} like the table"
+        raise _wrong(text, out, MismatchError)
 
 
-def _describe(value: object) -> str:
+def _wrong(
+    requirement: str, value: object, kind: type[DiffSketchError] = ArgumentError
+) -> DiffSketchError:
+    """The error that says what a value must be, and what it is."""
+    found = f"a {type(value).__name__}"
     if isinstance(value, Tensor):
-        return f"a {value.dtype} tensor of shape {tuple(value.shape)} on {value.device}"
-    return f"a {type(value).__name__}"
+        found = f"a {value.dtype} tensor of shape {tuple(value.shape)} on {value.device}"
+    return kind(f"{requirement}, got {found}")

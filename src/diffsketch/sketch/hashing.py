@@ -32,7 +32,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
-from diffsketch.errors import ArgumentError, check_whole
+from diffsketch.errors import ArgumentError, check, check_whole
 
 Family: TypeAlias = Literal["pairwise", "blocked"]
 FAMILIES: tuple[Family, ...] = get_args(Family)
@@ -156,22 +156,40 @@ class Geometry:
         return cls(block=block, slots=slots, runs=max(1, -(-blocks // slots)))
 
 
+def check_sizes(dim: int, rows: int, cols: int, *, most: int = MAX_DIM) -> None:
+    """Raise an `ArgumentError` unless a table may have these sizes, for vectors of up to `most`."""
+    for name, value, limit in (
+        ("dim", dim, most),
+        ("rows", rows, MAX_ROWS),
+        ("cols", cols, MAX_COLS),
+    ):
+        check_whole(name, value, least=1, most=limit)
+
+
 @dataclass(frozen=True)
 class SketchLayout:
-    """Everything that fixes a sketch's table, apart from the seed. Kernels take this."""
+    """Everything that fixes a sketch's table, apart from the seed. Kernels take this.
+
+    They look up what they have compiled and planned by it in every call.
+    """
 
     dim: int
     rows: int
     cols: int
-    family: Family
+    family: Family = "blocked"
+
+    def __post_init__(self) -> None:
+        check(self.family in FAMILIES, "family", f"be one of {', '.join(FAMILIES)}", self.family)
+        check_sizes(self.dim, self.rows, self.cols, most=MAX_KEYS)
+        # Every 64-bit word may be a key where each coordinate is hashed on its own; blocks are
+        # numbered by 40 bits.
+        numbered = self.family == "pairwise" or self.dim <= MAX_DIM
+        check(numbered, "dim", "be at most 2**40 with family='blocked'", self.dim)
 
     @cached_property
     def geometry(self) -> Geometry:
         """The cut of the blocked family."""
         return Geometry.of(self.dim, self.cols)
-
-    def __reduce__(self) -> tuple[type[SketchLayout], tuple[int, int, int, Family]]:
-        return SketchLayout, (self.dim, self.rows, self.cols, self.family)
 
 
 def _check_secret(name: str, value: object) -> None:

@@ -37,7 +37,7 @@ def gram(sketch: CountSketch, seed: HashSeed, start: int, stop: int) -> _Matrix:
     """`S S'` of the coordinates from `start` to `stop`, dense; whole numbers, hence exact."""
     from diffsketch.sketch import gram as counts  # at first use: it takes Numba
 
-    return counts.gram(seed, sketch.layout, start, stop)
+    return counts.gram(seed, sketch, start, stop)
 
 
 def factor(
@@ -78,7 +78,7 @@ def is_factored(sketch: CountSketch, start: int, stop: int) -> bool:
     padding = stop - start
     if padding < cells:
         return False  # G is singular
-    geometry = sketch.layout.geometry
+    geometry = sketch.geometry
     # What is counted: a coordinate by itself, or a run, which costs as much however long it is.
     units = padding if sketch.family == "pairwise" else min(padding, geometry.runs)
     counted = _COUNTED * units * rows * (rows + 1) / 2
