@@ -46,7 +46,9 @@ def test_correct_release_is_not_contradicted(name: str) -> None:
 @pytest.mark.parametrize("name", [*RECORD_CASES, *ITEM_CASES])
 def test_records_of_a_silo_and_one_person_among_many(name: str) -> None:
     """Releases stand, with a false alarm of 1e-6 at most, and every planted error is found."""
-    result = audit(cases()[name](), confidence=0.99 if "+" in name else SURE)
+    # Two errors are plain to see: 1,200 trials show 0.6 and 2.2 more than is stated, and above.
+    trials = 1200 if name in ("records+no-record-clip", "records+batch-size") else None
+    result = audit(cases()[name](), trials=trials, confidence=0.99 if "+" in name else SURE)
     assert result.verdict is Verdict.CONSISTENT or "+" in name
     assert result.is_wrong == ("+" in name)
 
