@@ -67,7 +67,7 @@ class UsualSize:
     median are never refused; others are, from the first round on that has three messages.
 
     Args:
-        multiple: Of the median, that nothing may exceed.
+        multiple: Of the median, that nothing may exceed; infinite for no bound.
     """
 
     def __init__(self, multiple: float) -> None:
@@ -139,7 +139,7 @@ class Round:
     nodes: tuple[int, ...] = ()  # that a message is requested of
     weight: str = ""  # name of the metric that clients count by; empty if they count alike
     limit: float = math.inf  # of a message's norm, besides the method's own for honest ones
-    usual: UsualSize | None = None  # of messages' norms, where these may bound each other
+    usual: UsualSize = field(default_factory=lambda: UsualSize(math.inf))  # of messages' norms
     # Where only the sum's noise hides a client, a message that is too long counts as zeros: to
     # refuse it would tell about data.
     substitutes: bool = False
@@ -267,30 +267,27 @@ def plain_sum(current: Round, replies: Mapping[int, Reply]) -> None:
     the round `substitutes`, count as zeros, and nobody can tell them from others.
     """
     method, second = current.method, current.plan.metric_method
-    sent = {node: reply.message for node, reply in replies.items()}
-    fingerprint = current.fingerprint or voted_fingerprint(sent)
+    fingerprint = current.fingerprint or voted_fingerprint(replies)
     place: dict[str, Any] = {"round_index": current.round_index, "fingerprint": fingerprint}
     norms, parts = dict[int, float](), dict[int, list[bytes]]()
     for node, reply in replies.items():
         weight = current.weight_of(node)
         try:
-            message = _read(reply.message, node, method, place)
-            if current.usual is not None:
-                norms[node] = method.norm_of(message.cells) / weight
-            pair = [_honest(message, reply.message, method, current, current.limit * weight)]
+            limit = current.limit * weight
+            honest, norm = _honest(reply.message, node, method, place, current, limit)
+            pair = [honest]
             if second is not None:
-                message = _read(reply.metrics, node, second, place)
-                pair.append(_honest(message, reply.metrics, second, current))
-            parts[node] = pair
+                pair.append(_honest(reply.metrics, node, second, place, current)[0])
+            norms[node], parts[node] = norm / weight, pair
         except WireError as error:
             current.refused[node] = str(error)
-    bound = math.inf if current.usual is None else current.usual.bound(norms.values())
+    bound = current.usual.bound(norms.values())
     inboxes = [
         Inbox(kind.message_format, **place, total_format=kind.total_format)
         for kind in (method, second) if kind is not None
     ]  # fmt: skip
     for node, pair in parts.items():
-        if norms.get(node, 0.0) > bound:
+        if norms[node] > bound:
             current.refused[node] = (
                 f"message has a norm of {norms[node]:.4g}, far beyond the others': at most "
                 f"{bound:.4g} is taken, a multiple of the median (set by SketchStrategy(limit=...))"
@@ -309,25 +306,21 @@ def plain_sum(current: Round, replies: Mapping[int, Reply]) -> None:
         current.present = frozenset(inboxes[0].heard)
 
 
-def _read(data: bytes, node: int, method: Method, place: Mapping[str, Any]) -> WireMessage:
+def _honest(
+    data: bytes, node: int, method: Method, place: Mapping[str, Any], current: Round,
+    limit: float = math.inf,
+) -> tuple[bytes, float]:  # fmt: skip
+    """Return a message that an honest client could have sent and its norm; or zeros for it."""
     message = WireMessage.from_bytes(data, method.message_format, **place, count=1)
     if message.sender != node:
         raise WireError("message has another sender than the node it came from")
-    return message
-
-
-def _honest(
-    message: WireMessage, data: bytes, method: Method, current: Round, limit: float = math.inf
-) -> bytes:
-    """Return the bytes of a message that an honest client could have sent, or zeros for them."""
     try:
-        method.check_honest(message.cells, limit=limit)
+        return data, method.check_honest(message.cells, limit=limit)
     except WireError as error:
         if not current.substitutes:
             raise
-        _LOG.debug("node %d counts as zeros: %s", message.sender, error)
-        return replace(message, cells=noised_zeros(method, current.claim)).to_bytes()
-    return data
+        _LOG.debug("node %d counts as zeros: %s", node, error)
+        return replace(message, cells=noised_zeros(method, current.claim)).to_bytes(), 0.0
 
 
 def noised_zeros(method: Method, claim: Claim) -> Tensor:
@@ -339,15 +332,15 @@ def noised_zeros(method: Method, claim: Claim) -> Tensor:
     return encoded.messages[0]
 
 
-def voted_fingerprint(sent: Mapping[int, bytes], *, by_node: bool = True) -> bytes:
+def voted_fingerprint(replies: Mapping[int, Reply], *, by_node: bool = True) -> bytes:
     """Fingerprint of most messages, for a server that cannot know that of the round.
 
     Only messages whose sender is their node count, unless senders are not nodes.
     """
     fingerprints = []
-    for node, data in sent.items():
+    for node, reply in replies.items():
         with suppress(WireError):  # refused when it is read
-            header = Header.parse(data)
+            header = Header.parse(reply.message)
             fingerprints += [header.fingerprint] if header.sender == node or not by_node else []
     return most_common(fingerprints)
 

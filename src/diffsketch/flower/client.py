@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -78,8 +78,7 @@ class ClientMemory:
             return cls(series, account=account)
         stored = context.state.array_records
         arrays = {name: stored.get(f"diffsketch.{name}") for name in _ARRAYS}
-        version = NO_MODEL if arrays["model"] is None else int(values["version"])
-        answered = int(values["answered"])
+        version, answered = int(values["version"]), int(values["answered"])
         return cls(series, version=version, answered=answered, account=account, **arrays)
 
     def write(self, context: Context) -> None:
@@ -227,11 +226,11 @@ class sketch_mod:  # noqa: N801 - written like Flower's own mods, which are func
 class _Outcome:
     """Result of an app's training: zeros, where it has failed."""
 
-    vector: Tensor  # to be sent, unless there is a silo
+    vector: Tensor  # to be sent, unless the claim is about records
     weight: int = 0  # by which it counts; 0 if clients count alike
     metrics: Mapping[str, object] = field(default_factory=dict)  # all that the app reports
     kept: Mapping[str, MetricRecord] = field(default_factory=dict)  # to be sent as they are
-    silo: SiloReply | None = None  # where the claim is about records
+    records: Iterable[Tensor] = ()  # vectors of a batch of them, in pieces
 
 
 class _Session:
@@ -243,19 +242,17 @@ class _Session:
         keys = NodeKeys(context.node_config, context.run_id)
         key = options.key or keys.sketch
         self._client = ClientContext(context, self.plan, key, message.metadata.dst_node_id)
-        self._aggregation = options.aggregation
-        if self._aggregation is None and self.plan.secure_sum:
-            self._aggregation = SecureClientAggregation()
+        looked_up = SecureClientAggregation() if self.plan.secure_sum else None
+        self._aggregation = options.aggregation or looked_up
         self._member = str(context.node_config.get("partition-id", context.node_id))
         self._client_key = keys.client
         self._memory = ClientMemory(b"")  # until the request is found to be of the client's plan
 
     def answer(self, call_next: ClientAppCallable, train: bool) -> Message:
         """Reply to the message, whatever is wrong with it."""
-        if self._aggregation is not None:
-            answer = self._aggregation.answer(self._message, self._client)
-            if answer is not None:
-                return answer
+        aggregation = self._aggregation
+        if aggregation and (answer := aggregation.answer(self._message, self._client)):
+            return answer
         record = self._message.content.config_records.get(RECORD)
         if record is None:
             # The app may not go on: it would send its arrays as they are.
@@ -412,7 +409,8 @@ class _Session:
         model, local = self._memory.model, self._options.keep_local
         if model is None or [*trained.items()] != records.sizes_of(model, local):
             raise Refusal("app", f"the model must train all arrays but keep_local, got {trained}")
-        return _Outcome(torch.zeros(0), silo=reply)
+        steps = reply.vectors(self._method, self._options.importance)
+        return _Outcome(torch.zeros(0), records=steps)
 
     def _for_app(self) -> Message:
         """The message as the app expects it, with the client's own arrays in the model."""
@@ -462,9 +460,7 @@ class _Session:
         """Charge, and encode the vector with its noise."""
         method, seed, charge = self._method, self._seed, partial(account.charge, claim)
         if method.takes_records:
-            silo, factor = outcome.silo, self._options.importance
-            pieces = () if silo is None else silo.vectors(method, factor)
-            return release_records(pieces, method, seed, claim, charge=charge)
+            return release_records(outcome.records, method, seed, claim, charge=charge)
         vector = outcome.vector * (outcome.weight or 1)
         mixed = vector if feedback is None else feedback.mixed(vector)
         released = release(mixed[None], method, seed, claim, charge=charge)

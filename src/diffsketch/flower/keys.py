@@ -66,10 +66,10 @@ class NodeKeys:
         return SigningIdentity(secret) if secret else None
 
     @property
-    def identities(self) -> list[bytes] | None:
+    def identities(self) -> dict[int, bytes] | None:
         """Public keys of all who may be members of secure sums: a file, one key in a line."""
         path = self._path("DIFFSKETCH_IDENTITIES")
-        return [_decoded(line, path) for line in _read(path).split()] if path else None
+        return numbered(_decoded(line, path) for line in _read(path).split()) if path else None
 
     @property
     def helper(self) -> bytes | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,10 +111,9 @@ class SecureClientAggregation:
     ) -> None:
         if (identity is None) != (identities is None) and not (identity and helper):
             raise ArgumentError("identity and identities must be given together, or neither")
-        self.guard, self.helper = guard, helper
-        self.signing: tuple[SigningIdentity, dict[int, bytes]] | None = None
-        if identity is not None:
-            self.signing = identity, _numbered(identity, identities or [identity.public])
+        self.identity, self.helper, self.guard = identity, helper, guard
+        self.members = None if identities is None else numbered(identities)
+        _check_listed(identity, self.members)
 
     def answer(self, message: Message, client: ClientContext) -> Message | None:
         """Reply to a message of the secure sum's own exchanges; None if it is none of them."""
@@ -197,25 +196,23 @@ class _SumMember:
     """A client in a secure sum, for one message: its identity, and what it remembers of the sum."""
 
     def __init__(self, client: ClientContext, options: SecureClientAggregation) -> None:
-        self._client, signing = client, options.signing
+        self._client, plan = client, client.plan
         self._guard = options.guard or client.context.node_config.get("diffsketch-guard")
         self._kept: dict[str, Any] = dict(client.context.state.config_records.get(_STATE) or {})
-        self.identity, self._members, self.number = None, None, client.node
-        if not client.plan.identities:
-            if signing is not None:
+        self.identity, self._members, self.number = options.identity, options.members, client.node
+        if not plan.identities:
+            if self.identity is not None:
                 raise Refusal("identity", "this client signs, and its plan is without identities")
             return
-        if signing is None:
-            identity, identities = client.keys.identity, client.keys.identities
-            if identity is not None and client.plan.has_helper:
-                identities = [identity.public]  # the helper knows the others
-            if identity is None or identities is None:
-                raise Refusal(
-                    "identity", "the plan has identities, and this client has none, or does not "
-                    "know the others' (DIFFSKETCH_IDENTITY, DIFFSKETCH_IDENTITIES_FILE)",
-                )  # fmt: skip
-            signing = identity, _numbered(identity, identities)
-        self.identity, self._members = signing
+        self.identity = self.identity or client.keys.identity
+        if self._members is None and not plan.has_helper:  # which knows the others
+            self._members = client.keys.identities
+        if self.identity is None or (self._members is None and not plan.has_helper):
+            raise Refusal(
+                "identity", "the plan has identities, and this client has none, or does not know "
+                "the others' (DIFFSKETCH_IDENTITY, DIFFSKETCH_IDENTITIES_FILE)",
+            )  # fmt: skip
+        _check_listed(self.identity, self._members)
         self.number = member_number(self.identity.public)
 
     def answer(self, request: SumRequest) -> bytes:
@@ -273,12 +270,10 @@ class _SumMember:
         return params
 
 
-def _numbered(identity: SigningIdentity, identities: Iterable[bytes]) -> dict[int, bytes]:
-    """Public keys by their members' numbers; they must include the client's own."""
-    members = numbered(identities)
-    if identity.public not in members.values():
+def _check_listed(identity: SigningIdentity | None, members: Mapping[int, bytes] | None) -> None:
+    """Raise an `ArgumentError` if a client's identity is not in the list of all members'."""
+    if identity and members is not None and identity.public not in members.values():
         raise ArgumentError("identities must have the public key of the client's own identity")
-    return members
 
 
 def _no_input() -> Tensor:
@@ -305,11 +300,10 @@ def answer_as_helper(request: SumRequest, client: ClientContext) -> SumReply | N
     if not memory:
         reason = "the helper has no folder to remember its answers in (diffsketch-helper-memory)"
         raise Refusal("helper", reason)
-    identities = client.keys.identities if plan.identities else None
-    if plan.identities and identities is None:
+    members = client.keys.identities if plan.identities else None
+    if plan.identities and members is None:
         reason = "the helper does not know the clients' public keys (DIFFSKETCH_IDENTITIES_FILE)"
         raise Refusal("identity", reason)
-    members = None if identities is None else numbered(identities)
     helper = OneShotHelper(key.secret, str(memory), identities=members)
     if not request.request:
         return SumReply(reply=helper_proof(key, request.invitation, question=request.invitation))

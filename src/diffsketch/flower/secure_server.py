@@ -20,7 +20,7 @@ from flwr.serverapp import Grid
 from diffsketch.errors import ArgumentError
 from diffsketch.flower.aggregation import Round, most_common, voted_fingerprint
 from diffsketch.flower.keys import NodeKeys, numbered
-from diffsketch.flower.records import SumRequest
+from diffsketch.flower.records import Reply, SumRequest
 from diffsketch.flower.secure_client import helper_proof
 from diffsketch.secure_sum import (
     KeyPair,
@@ -142,15 +142,14 @@ class SecureAggregation:
         nodes, least = current.nodes, current.plan.min_replies
         try:
             members, fingerprint = self._members(current)
-            if len(members) < least:
-                raise VoidError(
-                    f"{len(members)} nodes can take part in the secure sum, and {least} are needed",
-                    stage=Stage.KEYS, dropped={},
-                )  # fmt: skip
+            count = len(members)
+            if count < least:
+                few = f"{count} nodes can take part in the secure sum, and {least} are needed"
+                raise VoidError(few, stage=Stage.KEYS)
             params = Params(
                 current.method.message_format, run=current.nonce, round_index=current.round_index,
                 fingerprint=fingerprint, members=tuple(sorted(members)),
-                threshold=current.plan.threshold(len(members)), min_present=least,
+                threshold=current.plan.threshold(count), min_present=least,
                 identities=self._public and {number: self._public[number] for number in members},
             )  # fmt: skip
             opened = _OpenSum(SecureSumServer(params), members, current, current.left)
@@ -161,14 +160,14 @@ class SecureAggregation:
         self._open = opened
         return {node: request.to_record() for node, request in opened.requests().items()}
 
-    def total(self, current: Round, parts: Mapping[int, bytes]) -> None:
+    def total(self, current: Round, replies: Mapping[int, Reply]) -> None:
         """Unmask the sum of the messages: the round's `total`, `present`, `refused` and `void`."""
         opened, self._open = self._open, None
         if opened is None or opened.current is not current:
             raise ArgumentError("prepare must come before total, once for each round")
         server, opened.left = opened.server, {}
         try:
-            opened.close(parts)
+            opened.close({node: reply.message for node, reply in replies.items()})
             left = dict(opened.left)  # who drops out later is in the sum all the same
             while server.stage is not Stage.DONE:
                 opened.step()
@@ -177,7 +176,7 @@ class SecureAggregation:
         opened.blame()
         self._excluded.update(server.suspects)
         # Of nodes without a message the strategy knows better why they are gone.
-        current.refused.update({node: why for node, why in left.items() if node in parts})
+        current.refused.update({node: why for node, why in left.items() if node in replies})
         if current.void:
             return
         total = server.total()
@@ -277,23 +276,22 @@ class TwoAggregators:
     def prepare(self, current: Round) -> dict[int, ConfigRecord]:
         """See that the helper is there, before messages are requested; else raise a `VoidError`."""
         if self._local is None and self._awaited(current) is None:
-            raise VoidError("no node is the helper", stage=Stage.MASKED, dropped={})
+            raise VoidError("no node is the helper", stage=Stage.MASKED)
         return {}
 
-    def total(self, current: Round, parts: Mapping[int, bytes]) -> None:
+    def total(self, current: Round, replies: Mapping[int, Reply]) -> None:
         """Sum the messages: the round's `total`, `present`, `refused` and `void`."""
-        if self.public is None:
-            raise ArgumentError("helper must be given, or be found, before there is a total")
+        assert self.public is not None  # noqa: S101 (for the type checker: no run begins without)
         plan, by_node = current.plan, not current.plan.identities
-        fingerprint = current.fingerprint or voted_fingerprint(parts, by_node=by_node)
+        fingerprint = current.fingerprint or voted_fingerprint(replies, by_node=by_node)
         params = plan.one_shot(
             current.method.message_format, run=current.nonce, helper=self.public,
             place=(current.round_index, fingerprint),
         )  # fmt: skip
         leader, nodes = OneShotLeader(params), dict[int, int]()
-        for node, data in parts.items():
+        for node, reply in replies.items():
             try:
-                nodes[leader.collect(data, sent_by=node if by_node else None)] = node
+                nodes[leader.collect(reply.message, sent_by=node if by_node else None)] = node
             except WireError as error:
                 current.refused[node] = str(error)
         if len(nodes) < plan.min_replies:

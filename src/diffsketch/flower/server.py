@@ -29,7 +29,7 @@ from diffsketch.flower.aggregation import (
     mean_metrics,
     plain_sum,
 )
-from diffsketch.flower.keys import MAKE_A_KEY, NodeKeys, numbered, simulation_keys
+from diffsketch.flower.keys import MAKE_A_KEY, NodeKeys, simulation_keys
 from diffsketch.flower.plan import CLOSED_DOOR, FlowerPlan
 from diffsketch.flower.records import NO_MODEL, RECORD, SUM_RECORD, Reply, Request
 from diffsketch.flower.secure_server import SecureAggregation, TwoAggregators
@@ -132,8 +132,8 @@ class SketchStrategy(Strategy):
     _registry: ClientRegistry
     _history: records.ModelHistory
     _substitutes: bool  # whether messages that are too long count as zeros
-    _usual_norm: UsualSize | None
-    _usual_weight: UsualSize | None
+    _usual_norm: UsualSize
+    _usual_weight: UsualSize
 
     def __init__(
         self,
@@ -157,7 +157,8 @@ class SketchStrategy(Strategy):
             aggregation = TwoAggregators()
         elif aggregation is None and plan.secure_sum:
             members = NodeKeys().identities if plan.identities else None
-            aggregation = SecureAggregation(identities=members)
+            public = None if members is None else members.values()
+            aggregation = SecureAggregation(identities=public)
         kind = {False: type(None), "two": TwoAggregators}.get(plan.secure_sum, SecureAggregation)
         needed = 'be a SecureAggregation for secure_sum="one", TwoAggregators for "two", else None'
         check(isinstance(aggregation, kind), "aggregation", needed, type(aggregation).__name__)
@@ -274,8 +275,7 @@ class SketchStrategy(Strategy):
         helper = aggregation.public if isinstance(aggregation, TwoAggregators) else None
         if isinstance(aggregation, TwoAggregators) and helper is None:
             memory = stack.enter_context(TemporaryDirectory())
-            identities = NodeKeys().identities if self.plan.identities else None
-            members = None if identities is None else numbered(identities)
+            members = NodeKeys().identities if self.plan.identities else None
             local = OneShotHelper(secrets.token_bytes(32), memory, identities=members)
             self._aggregation, helper = TwoAggregators(local), local.public
         if made or helper:
@@ -303,8 +303,8 @@ class SketchStrategy(Strategy):
         private_sum = not isinstance(planned, NoClaim) and planned.scope.trust is not Trust.LOCAL
         self._substitutes = private_sum and not plan.secure_sum
         bounded = self._limit is None and not private_sum
-        self._usual_norm = UsualSize(_FAR) if bounded else None
-        self._usual_weight = UsualSize(_FAR_WEIGHT) if bounded else None
+        self._usual_norm = UsualSize(_FAR if bounded else math.inf)
+        self._usual_weight = UsualSize(_FAR_WEIGHT if bounded else math.inf)
         self._registry = ClientRegistry(self._budget, planned)
         self._history = records.ModelHistory(arrays, keyed=self._key is not None)
         self._written = ""  # to the record, as this server has read or written it last
@@ -489,10 +489,8 @@ class SketchStrategy(Strategy):
         current.refused.update(dict.fromkeys(over, _OVER_BUDGET))
         self._refuse_far_weights(current)
         valid = {n: reply for n, reply in current.replies.items() if n not in current.refused}
-        if self._aggregation is None:
-            plain_sum(current, valid)
-        else:
-            self._aggregation.total(current, {node: reply.message for node, reply in valid.items()})
+        add_up = plain_sum if self._aggregation is None else self._aggregation.total
+        add_up(current, valid)
         # All who were asked pay, for what so few messages leave of the claim.
         present, claim = len(current.present), current.claim
         if present:
@@ -517,8 +515,6 @@ class SketchStrategy(Strategy):
 
     def _refuse_far_weights(self, current: Round) -> None:
         """Refuse replies whose weights are far beyond those of the others."""
-        if self._usual_weight is None or not current.weight:
-            return
         replies = current.replies.items()
         weights = {n: reply.weight for n, reply in replies if n not in current.refused}
         bound = self._usual_weight.bound(weights.values())
