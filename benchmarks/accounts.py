@@ -31,7 +31,7 @@ from diffsketch.privacy.accounting import events
 from diffsketch.privacy.accounting.account import Account
 from diffsketch.privacy.accounting.budget import Budget
 from diffsketch.privacy.claim import ProvenClaim, Relation, Scope, Trust, Unit
-from diffsketch.training.clients import Participation
+from diffsketch.training.state import Participation
 
 SCOPE = Scope(Unit.CLIENT, Relation.ADD_OR_REMOVE, Trust.CENTRAL)
 GOAL_SECONDS = 2e-3

@@ -14,8 +14,7 @@ import torch
 from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.accounting.account import Account
-from diffsketch.privacy.accounting.budget import Budget, BudgetExceeded
-from diffsketch.privacy.accounting.calibration import gaussian_multiplier
+from diffsketch.privacy.accounting.budget import Budget, BudgetExceeded, gaussian_multiplier
 from diffsketch.privacy.claim import (
     Basis,
     Claim,
@@ -29,7 +28,7 @@ from diffsketch.privacy.claim import (
     Trust,
     Unit,
 )
-from diffsketch.training.clients import Participation
+from diffsketch.training.state import Participation
 
 SCOPE = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
 DELTA = 1e-5
@@ -117,14 +116,14 @@ def test_restored_accounts_say_what_was_paid_and_not_the_budget() -> None:
     paid = float(free.epsilon(DELTA))
     small, large = Budget(paid / 4, DELTA), Budget(2 * paid, DELTA)
     for accounts in (
-        Participation(2, small).restored(free.state()),
-        Participation(2, small).restored(Participation(2, large).restored(free.state()).state()),
+        Participation(2, small).restored(free.saved()),
+        Participation(2, small).restored(Participation(2, large).restored(free.saved()).saved()),
     ):
         assert float(accounts.epsilon(DELTA)) == paid
         assert accounts.epsilon(DELTA).basis is Basis.PROVEN
         with pytest.raises(BudgetExceeded):
             accounts.after(GAUSSIAN, of(1))
-    enough = Participation(2, large).restored(free.state())
+    enough = Participation(2, large).restored(free.saved())
     enough = repeated(enough, GAUSSIAN, Account(large).rounds_left(GAUSSIAN) - 10)
     assert paid < float(enough.epsilon(DELTA)) <= large.epsilon
 
@@ -158,7 +157,7 @@ def test_before_the_first_round_it_is_what_is_planned(basis: Basis) -> None:
     planned = claims[basis]
     assert (float(Participation(2).epsilon(DELTA)), Participation(2).claim) == (0.0, None)
     accounts = Participation(2, planned=planned)
-    for one in (accounts, Participation(2, planned=planned).restored(accounts.state())):
+    for one in (accounts, Participation(2, planned=planned).restored(accounts.saved())):
         found = one.epsilon(DELTA)
         assert float(found) == (math.inf if basis is Basis.NONE else 0.0)
         assert (found.rounds, found.basis, found.scope) == (0, basis, scope)
@@ -181,7 +180,7 @@ def test_the_claim_of_a_run_is_the_weakest() -> None:
         assert accounts.claim == weakest
         found = accounts.epsilon(DELTA)
         assert (found.basis, math.isinf(found)) == (weakest.basis, weakest is none)
-        assert Participation(2).restored(accounts.state()).claim == weakest
+        assert Participation(2).restored(accounts.saved()).claim == weakest
 
 
 @pytest.mark.parametrize(
@@ -197,7 +196,7 @@ def test_state_there_and_back(claims: list[Claim]) -> None:
     accounts = Participation(4)
     for claim, cohort in zip(claims, COHORTS, strict=False):
         accounts = accounts.after(claim, cohort)
-    state = accounts.state()
+    state = accounts.saved()
     texts = {name: value for name, value in state.items() if isinstance(value, str)}
     again: dict[str, Any] = {**state, **json.loads(json.dumps(texts))}
     back = Participation(4).restored(again)
@@ -217,10 +216,10 @@ def test_refusals() -> None:
     with pytest.raises(ArgumentError, match="claim must be of a mechanism"):
         Participation(2).after(MeasuredClaim(SCOPE, bound, 0.95, "an attack"), of(0))
     with pytest.raises(MismatchError, match="must be of 3 clients"):
-        Participation(3).restored(accounts.state())
+        Participation(3).restored(accounts.saved())
     with pytest.raises(ArgumentError, match="clients must be >= 1"):
         Participation(0)
-    assert torch.equal(accounts.state()["rounds"], torch.tensor([1, 0]))  # type: ignore[arg-type]
+    assert torch.equal(accounts.saved()["participation.rounds"], torch.tensor([1, 0]))  # type: ignore[arg-type]
 
 
 def test_values_are_never_changed() -> None:
@@ -234,7 +233,7 @@ def test_values_are_never_changed() -> None:
     assert counts == [[1, 1, 0, 0], [1, 2, 1, 0], [1, 3, 1, 0], [1, 1, 0, 1]]
     prices = [float(one.epsilon(DELTA)) for one in (first, second, third, branch)]
     assert prices[0] == prices[3] < prices[1] < prices[2]
-    for value in first.state().values():
+    for value in first.saved().values():
         if isinstance(value, torch.Tensor):
             value.fill_(9)
     assert first.rounds.tolist() == counts[0]

@@ -31,7 +31,8 @@ from diffsketch.training.rounds import (
     scaled,
 )
 from diffsketch.training.sampling import UniformSampler, draw_batches
-from diffsketch.training.simulation import RoundResult, Simulation
+from diffsketch.training.simulation import Simulation
+from diffsketch.training.state import RoundResult
 from tests.training.reference import (
     DEVICES,
     DIM,

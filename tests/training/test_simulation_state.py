@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from diffsketch.errors import MismatchError
 from diffsketch.methods.base import build_method
 from diffsketch.privacy.accounting.budget import Budget
-from diffsketch.training.identity import tensor_digest
 from diffsketch.training.rounds import DistributedSGD, FedAvg, ServerOptimizer
 from diffsketch.training.sampling import (
     PoissonDevices,
@@ -21,6 +20,7 @@ from diffsketch.training.sampling import (
     WeightedSampler,
 )
 from diffsketch.training.simulation import Simulation
+from diffsketch.training.state import tensor_digest
 from diffsketch.training.tasks import Devices, Examples, Task
 from tests.training.reference import (
     DEVICES,

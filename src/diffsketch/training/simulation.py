@@ -7,14 +7,13 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -33,12 +32,9 @@ from diffsketch.methods.gate import NonFiniteUpdate, check_budget, release
 from diffsketch.methods.plain import RoundedTables, SaturationWatch
 from diffsketch.privacy.accounting.budget import Budget, BudgetExceeded
 from diffsketch.privacy.claim import Claim, Epsilon, NoClaim, ProvenClaim, SimulatedClaim
-from diffsketch.privacy.noise import Noise
-from diffsketch.privacy.simulated_noise import SERVER_NOISE, CohortNoise, NoiseKey
+from diffsketch.privacy.noise import SERVER_NOISE, CohortNoise, Noise, NoiseKey
 from diffsketch.silos import RecordGradients, Records, check_persons
 from diffsketch.sketch.hashing import HashSeed, SketchKey
-from diffsketch.training.clients import ACCOUNTS, EVERYONE, Participation
-from diffsketch.training.identity import run_identity, run_noise_key
 from diffsketch.training.local import LocalTrainer, trainer_for
 from diffsketch.training.models import flatten, load, working_copy
 from diffsketch.training.rounds import (
@@ -54,16 +50,24 @@ from diffsketch.training.rounds import (
     relative_drift,
 )
 from diffsketch.training.sampling import AllDevices, PoissonDevices, Sampler, UniformSampler
+from diffsketch.training.state import (
+    EVERYONE,
+    Aggregate,
+    Indices,
+    Participation,
+    RoundResult,
+    RunState,
+    run_identity,
+    run_noise_key,
+)
 from diffsketch.training.tasks import Task, check_task
 
 Hashes: TypeAlias = Literal["fresh", "fixed"]
 OnMeasured: TypeAlias = Callable[[dict[str, Any], bool], object]
-_Indices: TypeAlias = npt.NDArray[np.int64]
 
 _LOGGER = logging.getLogger(__name__)
 PART_CELLS = 1 << 23  # numbers of the vectors that are encoded at a time: 32 MiB
 _DELTA = 1e-5  # of the epsilon in `history` where no budget has one
-_PLAIN = ("round_index", "bytes_up", "bytes_down", "ended")  # fields stored in a state unchanged
 
 
 class Ending(NamedTuple):
@@ -84,95 +88,6 @@ class DivergedRound(Diverged):
     def __init__(self, message: str, result: RoundResult) -> None:
         super().__init__(message)
         self.result = result  # the outcome of the round, apart from a new model
-
-
-@dataclass(eq=False)
-class Aggregate:
-    """The sum of a cohort's messages."""
-
-    total: Tensor  # without the server's noise
-    count: int = 0  # number of messages
-    broken: tuple[int, ...] = ()  # devices whose vectors were not finite, ascending
-    vectors: Tensor | None = None  # of all workers, for error correction
-    noised: Tensor | None = None  # as in `Encoded`, of all messages
-    saturated: int | None = None  # cells beyond their limit, for cells of few bits
-
-
-@dataclass(frozen=True, eq=False)
-class RoundResult:
-    """Outcome of a round."""
-
-    round_index: int
-    cohort: Tensor  # indices of the devices that were drawn
-    published: Published  # with `Simulation.advance`, all that a device needs
-    bytes_up: int  # by the devices, headers included
-    bytes_down: int  # to the devices, headers included
-    claim: Claim
-    # Workers whose vectors were not finite: left out of the mean, or counted as zeros with their
-    # noise if the claim is proven.
-    left_out: tuple[str, ...]
-    summed: Aggregate
-    drift: float | None  # `relative_drift`, where workers' models may drift
-    downloads: int  # devices that received something: as many vectors, without compression
-
-    @property
-    def noised(self) -> float | None:
-        """Share of workers that had to add noise, for methods that validate by Theorem 1."""
-        noised = self.summed.noised
-        return None if noised is None else float(noised.double().mean())
-
-
-@dataclass(frozen=True)
-class RunProgress:
-    """Sums over all rounds so far."""
-
-    messages: int = 0
-    validated: int = 0  # messages that their workers checked by Theorem 1
-    noised: int = 0  # validated messages that needed noise
-    rounded: int = 0  # cells that were rounded to few bits
-    saturated: int = 0  # rounded cells that were beyond the limit
-    left_out: int = 0  # or zeros, since vectors were not finite
-    downloads: int = 0  # without compression, a vector each time
-
-    def after(self, result: RoundResult) -> RunProgress:
-        """Count a round."""
-        count, saturated = result.summed.count, result.summed.saturated
-        validated = 0 if result.noised is None else count
-        return RunProgress(
-            self.messages + count,
-            self.validated + validated,
-            self.noised + round((result.noised or 0) * count),
-            self.rounded + (0 if saturated is None else count * result.published.total.numel()),
-            self.saturated + (saturated or 0),
-            self.left_out + len(result.left_out),
-            self.downloads + result.downloads,
-        )
-
-    @property
-    def saturated_share(self) -> float | None:
-        """Share of the rounded cells that were beyond the limit."""
-        return self.saturated / self.rounded if self.rounded else None
-
-    @property
-    def noised_share(self) -> float | None:
-        """Share of the validated messages that needed noise."""
-        return self.noised / self.validated if self.validated else None
-
-
-@dataclass(frozen=True, eq=False)
-class RunState:
-    """State of a run, replaced in one assignment, so that a failed round leaves no trace."""
-
-    round_index: int  # rounds that changed the model
-    model: ModelState
-    participation: Participation
-    synced: _Indices  # rounds that each device's model contains
-    bytes_up: int = 0
-    bytes_down: int = 0
-    # Why there can be no further round. The accounts have the diverged round, the model has not.
-    ended: str = ""
-    clip: float | None = None  # of the next round, for methods whose clip adapts
-    progress: RunProgress = field(default_factory=RunProgress)
 
 
 class Simulation:
@@ -339,7 +254,7 @@ class Simulation:
 
     @cached_property
     def identity(self) -> str:
-        """Text that identifies the run a state belongs to (`diffsketch.training.identity`)."""
+        """Text that identifies the run a state belongs to (`run_identity`)."""
         # A run may be made longer unless its steps depend on the number of rounds.
         planned = f", rounds={self.rounds}" if self.server.schedule in ("linear", "cosine") else ""
         settings = (
@@ -812,8 +727,8 @@ class Simulation:
         )
 
     def _traffic(
-        self, synced: _Indices, cohort: _Indices, index: int, present: int
-    ) -> tuple[int, int, int, _Indices]:
+        self, synced: Indices, cohort: Indices, index: int, present: int
+    ) -> tuple[int, int, int, Indices]:
         """Count bytes up and down and devices that download; return the rounds synced after it.
 
         Workers of distributed SGD get each round's result. Devices of FedAvg catch up when they
@@ -854,15 +769,7 @@ class Simulation:
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that is needed to continue: tensors, numbers and texts."""
-        state, memory = self.state, self.state.model.memory
-        tensors = {"weights": state.model.weights, "synced": torch.from_numpy(state.synced)}
-        tensors |= {f"memory.{name}": value for name, value in memory.items()}
-        saved: dict[str, Any] = {"settings": self.identity, "progress": asdict(state.progress)}
-        saved |= {name: getattr(state, name) for name in _PLAIN}
-        saved |= {name: value.clone() for name, value in tensors.items()}
-        if state.clip is not None:
-            saved["clip"] = state.clip
-        return saved | state.participation.state(ACCOUNTS)
+        return {"settings": self.identity, **self.state.saved()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`, in a simulation with the same arguments.
@@ -873,31 +780,7 @@ class Simulation:
         if state.get("settings") != self.identity:
             why = difference(self.identity, str(state.get("settings")))
             raise MismatchError(f"the state must be that of the same simulation, but {why}")
-        # Shapes are those of this simulation: a state of another would fail rounds later.
-        for name, value in self.state_dict().items():
-            if name.startswith(f"{ACCOUNTS}paid."):
-                continue  # of claims that the other simulation need not have made
-            if name not in state:
-                raise MismatchError(f"the state must have {name}")
-            if isinstance(value, Tensor) and state[name].shape != value.shape:
-                wanted, shape = tuple(value.shape), tuple(state[name].shape)
-                raise MismatchError(f"{name} must have the shape {wanted}, got {shape}")
-        before = self.state
-
-        def copied(name: str) -> Tensor:
-            tensor: Tensor = state[name].to(before.model.weights.device).clone()
-            return tensor
-
-        # Copies, as whoever gave the state may use its tensors again.
-        memory = {name: copied(f"memory.{name}") for name in before.model.memory}
-        self.state = RunState(
-            **{name: state[name] for name in _PLAIN},
-            model=ModelState(copied("weights"), memory),
-            participation=before.participation.restored(state, ACCOUNTS),
-            synced=state["synced"].cpu().numpy().copy(),
-            clip=None if before.clip is None else state["clip"],
-            progress=RunProgress(**state["progress"]),
-        )
+        self.state = self.state.restored(state)
         self.ending = None
         # What was measured later belongs to rounds that are to come.
         for rows in (self.history, self.curve):
