@@ -13,7 +13,7 @@ from typing import Any
 from diffsketch.app.run_records import RunLine, RunRecord
 from diffsketch.app.settings import RunConfig
 from diffsketch.privacy.accounting import events
-from diffsketch.privacy.accounting.calibration import gaussian_multiplier
+from diffsketch.privacy.accounting.budget import gaussian_multiplier
 from diffsketch.privacy.accounting.events import epsilon_for
 from diffsketch.privacy.claim import Basis, Epsilon, Unit
 from diffsketch.wire.message import payload_within
@@ -153,7 +153,11 @@ def points_of(line: RunLine, share: float = 1.0) -> list[Record]:
     If they have none in common, since one stopped at once, there is one point: of their last ones.
     `uploads` are rounds over the paper's ratio: times the share that a message is of the vector.
     """
-    columns = [column for index, column in line.columns(hold=False).items() if index > 0]
+    columns = [
+        column
+        for index, column in line.columns().items()
+        if index > 0 and [point["round"] for point in column] == [index] * len(line.runs)
+    ]
     points = []
     for column in columns or [[run.curve[-1] for run in line.runs]]:
         accuracy, spread = mean_and_spread([point["accuracy"] for point in column])

@@ -206,7 +206,7 @@ def _parameter(setting: Setting) -> inspect.Parameter:
         help=text, show_default=shown or False, metavar=metavar,
         rich_help_panel=setting.section or None, hidden=setting.hidden,
     )  # fmt: skip
-    kind: Any = Literal[setting.choices] if setting.choices else setting.kind
+    kind: Any = Literal[tuple(setting.choices)] if setting.choices else setting.kind
     return inspect.Parameter(
         setting.name, _KEYWORD, default=inspect.Parameter.empty if required else None,
         annotation=Annotated[kind if required else kind | None, declared],

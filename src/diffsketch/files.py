@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from diffsketch.errors import DataError
+
 try:
     import fcntl
 except ModuleNotFoundError:  # on Windows
@@ -26,10 +28,6 @@ class LockBusy(OSError):  # noqa: N818 - it says what happened
 
 class LockLost(OSError):  # noqa: N818
     """The lock's file was removed while it was held, so another process may have held it too."""
-
-
-class LockUnavailable(OSError):  # noqa: N818
-    """The lock's file cannot be opened. Nothing was done under the lock."""
 
 
 def try_lock(handle: int) -> None:
@@ -49,7 +47,7 @@ def locked_beside(path: Path, *, wait: float) -> Iterator[None]:
         wait: Seconds to wait for other processes.
 
     Raises:
-        LockUnavailable: The lock cannot be opened.
+        DataError: The lock cannot be opened. Nothing was done under it.
         LockBusy: Others hold it for longer, or replaced it meanwhile.
         LockLost: It was removed while the block ran; raised at its end.
     """
@@ -65,7 +63,7 @@ def locked_beside(path: Path, *, wait: float) -> Iterator[None]:
     try:
         handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)  # never inherited (PEP 446)
     except OSError as error:
-        raise LockUnavailable(f"{lock} cannot be opened ({error})") from error
+        raise DataError(f"{lock} cannot be opened ({error})") from error
     # Polled, since a blocking lock could not be given up after a while.
     deadline = time.monotonic() + wait
     try:

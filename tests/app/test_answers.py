@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import sys
 from pathlib import Path
 
 import duckdb
@@ -110,6 +111,15 @@ def test_a_warning_is_shown(here: Path) -> None:
     (here / "few.csv").write_text("age\n1\n2\n")
     shown = done("mean", "few.csv", "--columns", "age", "--bounds", "0:9", "--epsilon", "1").output
     assert "Warning: This is worse than nothing" in plain(shown)
+
+
+def test_a_picture_without_its_extra_costs_nothing(
+    people: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    said = refused(invoke(*MEAN, "--epsilon", "1", "--account", "paid", "--output", "x.png"))
+    assert "mean needs the extra pages" in said
+    assert not (people / "paid").exists()
 
 
 @pytest.mark.usefixtures("people")

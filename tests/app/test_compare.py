@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from diffsketch.app import compare as compare_report
-from diffsketch.app.build import build, settings_of_methods
+from diffsketch.app.build import build
 from diffsketch.app.compare import (
     Member,
     _check_member,
@@ -29,6 +29,7 @@ from diffsketch.app.files import RunDirectory, locked, read_sealed, sealed
 from diffsketch.app.pool import PoolBroken, run_all
 from diffsketch.app.settings import RunConfig
 from diffsketch.errors import ArgumentError, DataError, MismatchError
+from diffsketch.methods.gate import NonFiniteUpdate
 from diffsketch.training.simulation import Simulation
 from tests.app.commands import NEEDED, done, interrupted_in_round, invoke, read, refused
 
@@ -51,7 +52,7 @@ def vanish(item, *, tell, stop):
     return item
 
 def warn(item, *, tell, stop):
-    warnings.warn("noise", UserWarning)
+    warnings.warn(item("noise"))
 
 def wait(item, *, tell, stop):
     tell(0.25)
@@ -109,12 +110,14 @@ def test_processes_are_told_to_stop(work: ModuleType) -> None:
     assert run_all(work.square, [3], processes=1, watch=quietly, stop=lambda: True) == [None]
 
 
-@pytest.mark.parametrize("quiet_ones", [(), (UserWarning,)])
-def test_warnings_of_processes(
-    work: ModuleType, capfd: pytest.CaptureFixture[str], quiet_ones: tuple[type[Warning], ...]
+def test_other_processes_do_not_warn_of_vectors_that_are_counted(
+    work: ModuleType, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    run_all(work.warn, [0, 1], processes=2, watch=quietly, stop=lambda: False, quiet=quiet_ones)
-    assert ("noise" in capfd.readouterr().err) is not bool(quiet_ones)
+    kinds = [UserWarning, NonFiniteUpdate]
+    run_all(work.warn, kinds, processes=2, watch=quietly, stop=lambda: False)
+    said = capfd.readouterr().err
+    assert "UserWarning: noise" in said
+    assert "NonFiniteUpdate" not in said
 
 
 SHORT = ["--workers", "3", "--samples", "20", "--rounds", "4", "--evaluate-every", "2"]
@@ -384,10 +387,10 @@ def test_bad_files(here: Path, text: str, said: str) -> None:
 
 def test_shared_settings_go_where_they_are_used() -> None:
     each = [parse_method("none"), parse_method("sketch:cols=5")]
-    contenders = contenders_of({"rows": 7, "rounds": 2}, each, fields_of=settings_of_methods())
+    contenders = contenders_of({"rows": 7, "rounds": 2}, each)
     assert contenders == {
         "none": {"rounds": 2, "method": "none"},
         "sketch:cols=5": {"rounds": 2, "rows": 7, "method": "sketch", "cols": 5},
     }
     with pytest.raises(ArgumentError, match="clip must be a setting"):
-        contenders_of({"clip": 1.0}, each, fields_of=settings_of_methods())
+        contenders_of({"clip": 1.0}, each)

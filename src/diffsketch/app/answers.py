@@ -71,7 +71,7 @@ def answer_file(options: FileOptions, question: Question) -> None:
                 f"{str(output)!r}"
             )
         if output.suffix in _FORMS[3:]:
-            import diffsketch.pages.charts  # noqa: F401 - which may not be installed
+            import matplotlib.figure  # noqa: F401 - which may not be installed
     if options.budget is not None and options.account is None:
         raise ArgumentError("--budget must come with --account")
     console, account = LastingConsole(), None

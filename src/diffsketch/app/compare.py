@@ -34,7 +34,6 @@ from diffsketch.errors import (
     nearest,
 )
 from diffsketch.files import leftovers, prepare_output, replace_file
-from diffsketch.methods.gate import NonFiniteUpdate
 from diffsketch.privacy.claim import Basis, Epsilon
 
 _HELP = "diffsketch compare --help"
@@ -105,17 +104,15 @@ def read_comparison(path: Path) -> tuple[dict[str, Value], list[tuple[str, dict[
 
 
 def contenders_of(
-    shared: Mapping[str, Value],
-    tables: Sequence[tuple[str, Mapping[str, Value]]],
-    *,
-    fields_of: Mapping[str, frozenset[str]],
+    shared: Mapping[str, Value], tables: Sequence[tuple[str, Mapping[str, Value]]]
 ) -> Contenders:
     """The rows of the comparison, each with a name of its own.
 
-    A shared setting of methods (such as `rows`) goes to the methods that have it, by `fields_of`;
-    one that nobody uses is an error.
+    A shared setting of methods (such as `rows`) goes to the methods that have it; one that nobody
+    uses is an error.
     """
     check(bool(tables), "method", "be given, once for each run to compare", None)
+    fields_of = settings_of_methods()
     contenders: dict[str, Mapping[str, Value]] = {}
     unused = dict(shared)
     for name, settings in tables:
@@ -331,7 +328,7 @@ def start(
     first = int(common.pop("seed", 0) or 0)
     most = _SEED_END - first
     check(seeds <= most, "seeds", f"be at most {most}, so that all are below {_SEED_END}", seeds)
-    contenders = contenders_of(common, tables, fields_of=settings_of_methods())
+    contenders = contenders_of(common, tables)
     # Built with the first seed only: a mistake in settings shows with any.
     for name, settings in contenders.items():  # so that a mistake is found before anything is run
         try:
@@ -379,7 +376,6 @@ def _run(contenders: Contenders, seeds: Sequence[int], path: Path, *, jobs: int,
                 processes=jobs,
                 watch=watch,
                 stop=lambda: interrupts.signal is not None,
-                quiet=(NonFiniteUpdate,),  # counted in the summary
             )
         runs = [run for run in results if run is not None]
         if len(runs) < len(members):
@@ -387,8 +383,7 @@ def _run(contenders: Contenders, seeds: Sequence[int], path: Path, *, jobs: int,
             return interrupts.exit_status
         lines = [RunLine(n, tuple(run for run in runs if run.name == n)) for n in contenders]
         rows = [row_of(line) for line in lines]
-        write_results(runs, rows, path)
-    written = [path / "comparison.json"]
+        written = [write_results(runs, rows, path)]
     if page and not (path / "page").exists():
         # Pages of runs read plans, from this module.
         from diffsketch.app.run_pages import page_of_runs

@@ -100,9 +100,8 @@ def report_plan(plan: Plan) -> Parts:
             accounts = "Train functions reply with SiloReply"
         strategy = f"budget={budget} for SketchStrategy and sketch_mod"
         parts.append(_said("In Flower", f"{flower}, with {strategy}. {accounts}."))
-    printed = "a program" if _in_one_call(request) else "the function of a round"
-    if request.of_records:
-        printed = "the function of a silo"
+    by_template = {"one_round": "a program", "silos": "the function of a silo"}
+    printed = by_template.get(_template(request), "the function of a round")
     return (*parts, Text(f"In Python: --code prints {printed}."))
 
 
@@ -185,29 +184,24 @@ def run_command(option: Option, request: PlanRequest) -> str | None:
     """
     if request.dim != _TASK_DIM or request.members > _TASK_DEVICES or request.delta == 0:
         return None
+    flags: dict[str, Any]
     if request.records is not None:
         held = request.records / request.rate
         whole = request.unit is Unit.EXAMPLE and request.records % 1 == 0
         if not whole or abs(held - round(held)) > _ROUNDED or request.cohort * held > _IMAGES:
             return None
-        settings = {n: v for n, v in option.settings.items() if n not in ("rate", "records")}
-        return _command({
-            "workers": request.cohort, "samples": round(held), "batch-size": int(request.records),
-            "rounds": request.rounds, "budget": request.target_epsilon, "delta": request.delta,
-            "method": option.method.name, **settings,
-        })  # fmt: skip
-    # The task's own number of devices needs no flag.
-    every = request.members == _TASK_DEVICES
-    flags: dict[str, Any] = {
-        "task": _TASK, **({} if every else {"workers": request.members}),
-        "cohort": request.cohort, "sampling": request.sampling, "rounds": request.rounds,
-        "budget": request.target_epsilon, "delta": request.delta, "method": option.method.name,
-        **{name: value for name, value in option.settings.items() if name != "delta"},
+        flags = {"workers": request.cohort, "samples": round(held)}
+        flags["batch-size"] = int(request.records)
+    else:
+        # The task's own number of devices needs no flag.
+        devices = {} if request.members == _TASK_DEVICES else {"workers": request.members}
+        flags = {"task": _TASK, **devices, "cohort": request.cohort, "sampling": request.sampling}
+    # Of the run's own delta each release has its share; a run takes rate and records from its data.
+    chosen = {n: v for n, v in option.settings.items() if n not in ("delta", "rate", "records")}
+    flags |= {
+        "rounds": request.rounds, "budget": request.target_epsilon, "delta": request.delta,
+        "method": option.method.name, **chosen,
     }  # fmt: skip
-    return _command(flags)
-
-
-def _command(flags: dict[str, Any]) -> str:
     return "diffsketch run " + " ".join(
         f"--{name.replace('_', '-')} {f'{value:.15g}' if isinstance(value, float) else value}"
         for name, value in flags.items()
@@ -225,9 +219,13 @@ def flower_plan(option: Option, request: PlanRequest) -> str | None:
     return f'FlowerPlan("{option.method.name}", {option.settings!r}, cohort={request.cohort}{more})'
 
 
-def _in_one_call(request: PlanRequest) -> bool:
-    """Whether `private_mean` does all of it: one round, and no secret sample."""
-    return request.rounds == 1 and request.sampler is None and not request.of_records
+def _template(request: PlanRequest) -> str:
+    """Name the template of the code: `private_mean` does all of one round without a sample."""
+    if request.of_records:
+        return "silos"
+    if request.sampler is not None:
+        return "poisson"
+    return "one_round" if request.rounds == 1 else "rounds"
 
 
 def python_code(option: Option, request: PlanRequest) -> str:
@@ -241,32 +239,16 @@ def python_code(option: Option, request: PlanRequest) -> str:
     listed = ", ".join(f"{key!r}: {value!r}" for key, value in option.settings.items())
     lines = wrap(listed, _WIDTH, break_on_hyphens=False)
     inside = "".join(f"\n    {line}" for line in lines) + "\n" if len(lines) > 1 else listed
-    sampler = request.sampler
     records = "inputs, labels" + ", persons" * (request.unit is Unit.PERSON)
     parts = {
         "records": records, "rounds": request.rounds, "dim": request.dim,
         "method": f"settings = {{{inside}}}\nmethod = build_method({option.method.name!r}, "
         f"dim={request.dim}, cohort={request.cohort}, settings=settings)\n",
-        "cohort": request.cohort, "norm": f"{request.vector_norm:g}",
-        "epsilon": repr(request.target_epsilon), "delta": repr(request.delta),
-        "imports": "", "setup": "", "start": "", "senders": "vectors", "count": "len(messages)",
-        "check": "", "claim": "method.claim_for(len(vectors), seed)",
+        "cohort": request.cohort, "members": request.members, "rate": request.drawn[0],
+        "norm": f"{request.vector_norm:g}", "epsilon": repr(request.target_epsilon),
+        "delta": repr(request.delta),
     }  # fmt: skip
-    if sampler is not None:
-        parts |= {
-            "imports": "from diffsketch.privacy import PoissonSampler, SecureNoise\n",
-            "setup": f"sampler = {sampler!r}\n".replace(f", unit={sampler.unit!r}", ""),
-            "check": "    if len(vectors) != sampler.members:\n"
-            "        raise ValueError(f\"vectors must be of all {sampler.members} clients\")\n",
-            "claim": f"sampler.amplified(method.claim_for({request.cohort}, seed))",
-            "senders": "drawn", "count": request.cohort,
-            "start": "    # Who is drawn is secret: everybody pays, and an empty sample has its "
-            "noise.\n    drawn = [list(vectors)[place] for place in "
-            "sampler.draw(SecureNoise()).tolist()]\n",
-        }  # fmt: skip
-    name = "one_round.txt" if _in_one_call(request) else "rounds.txt"
-    if request.of_records:
-        name = "silos.txt"
+    name = f"{_template(request)}.txt"
     template = resources.files("diffsketch.app").joinpath("assets", name)
     return Template(template.read_text(encoding="utf-8")).substitute(parts)
 

@@ -14,6 +14,7 @@ from multiprocessing.synchronize import Event
 from typing import TypeVar
 
 from diffsketch.errors import DiffSketchError
+from diffsketch.methods.gate import NonFiniteUpdate
 
 Tell = Callable[[float], None]  # told the share of an item that is done
 Stop = Callable[[], bool]  # asked now and then whether to interrupt
@@ -36,7 +37,6 @@ def run_all(
     processes: int,
     watch: Watch,
     stop: Stop,
-    quiet: tuple[type[Warning], ...] = (),
 ) -> list[_Result]:
     """Do the work with each item, the first ones first.
 
@@ -54,7 +54,6 @@ def run_all(
         processes: At a time.
         watch: Called now and then while the work goes on.
         stop: Asked now and then.
-        quiet: Warnings that other processes do not show: their lines would get into each other.
     """
     if min(processes, len(items)) <= 1:
         return _in_this_process(work, items, watch, stop)
@@ -66,9 +65,7 @@ def run_all(
     with ProcessPoolExecutor(
         processes, mp_context=context, initializer=_enter_process, initargs=(event, shares)
     ) as pool:
-        futures = [
-            pool.submit(_in_process, work, item, index, quiet) for index, item in enumerate(items)
-        ]
+        futures = [pool.submit(_in_process, work, item, index) for index, item in enumerate(items)]
         waiting: set[Future[_Result]] = set(futures)
         try:
             while waiting:
@@ -123,9 +120,7 @@ def _enter_process(event: Event, shares: MutableSequence[float]) -> None:
     threading.Thread(target=end_with_parent, daemon=True).start()
 
 
-def _in_process(
-    work: Callable[..., _Result], item: _Item, index: int, quiet: tuple[type[Warning], ...]
-) -> _Result:
+def _in_process(work: Callable[..., _Result], item: _Item, index: int) -> _Result:
     def tell(share: float) -> None:
         _shares[index] = max(share, _BEGUN)
 
@@ -133,8 +128,8 @@ def _in_process(
         return _stopped is not None and _stopped.is_set()
 
     with warnings.catch_warnings():
-        for kind in quiet:
-            warnings.simplefilter("ignore", kind)
+        # Their lines would get into each other; a run counts the vectors that it leaves out.
+        warnings.simplefilter("ignore", NonFiniteUpdate)
         tell(0.0)
         result = work(item, tell=tell, stop=stop)
         tell(1.0)

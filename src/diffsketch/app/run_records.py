@@ -160,15 +160,12 @@ class RunLine:
         """Number of seeds by outcome."""
         return Counter(run.outcome for run in self.runs)
 
-    def columns(self, *, hold: bool = True) -> dict[int, list[Point]]:
+    def columns(self) -> dict[int, list[Point]]:
         """Return the measurements of all seeds by the rounds at which they can be averaged.
 
         A round counts where each seed was measured or is over: else a mean would jump at the last
         round of a seed that stopped between the others' measurements. Where a run ended early, its
         last measurement stays, or else the mean would rise when a bad seed is gone.
-
-        Args:
-            hold: Whether last measurements stay; else a round counts where all seeds have it.
         """
         curves = [({point["round"]: point for point in run.curve}, run) for run in self.runs]
         curves = [(curve, run) for curve, run in curves if curve]
@@ -179,7 +176,7 @@ class RunLine:
                 if index in curve or run.summary is not None
             ]
             for index in sorted({index for curve, _ in curves for index in curve})
-            if all(index in curve or (hold and index > max(curve)) for curve, _ in curves)
+            if all(index in curve or index > max(curve) for curve, _ in curves)
         }
 
 

@@ -6,7 +6,7 @@ import contextlib
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache, partial
 from pathlib import Path
 from types import NoneType
@@ -32,29 +32,31 @@ SamplingName: TypeAlias = Literal["weighted", "uniform", "shuffled", "poisson"]
 _TYPE_TEXT = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
 
-def option(
-    text: str,
-    *,
-    default: Any = None,
-    section: str = "",
-    means: str = "",
-    flag: str = "",
-    argument: str = "",
-    choices: Sequence[str] = (),
-    hidden: bool = False,
-    **limits: Any,
-) -> Any:
-    """Field of a model of options: `default=...` if it must be given, limits as pydantic has them.
+@dataclass(frozen=True)
+class Setting:
+    """One option, as the command line and tables need it."""
 
-    `means` says what the default stands for, `flag` is given if it is not the field's name, and
-    `argument` is the name of an argument that is no option. `choices` are for a field whose type
-    does not have them. What is `hidden` is not listed by `--help`.
+    name: str
+    kind: Any  # type of its values; str if there are choices
+    default: Any  # PydanticUndefined if it must be given
+    text: str
+    flag: str
+    choices: Sequence[str] = ()
+    section: str = ""  # heading in --help and in files
+    means: str = ""  # what the default stands for, if it is not shown as it is
+    argument: str = ""  # its name, if it is no option
+    hidden: bool = False  # from --help
+
+
+def option(text: str, *, default: Any = None, **more: Any) -> Any:
+    """Field of a model of options: `default=...` if it must be given.
+
+    Its `choices`, if its type does not have them, its `section` and so on are those of a `Setting`;
+    what else is given are limits, as pydantic has them.
     """
-    extra: Any = {
-        "section": section, "means": means, "flag": flag, "argument": argument,
-        "choices": choices, "hidden": hidden,
-    }  # fmt: skip
-    return Field(default, description=text, json_schema_extra=extra, **limits)
+    names = {field.name for field in fields(Setting)} & more.keys()
+    extra: dict[str, Any] = {name: more.pop(name) for name in names}
+    return Field(default, description=text, json_schema_extra=extra, **more)
 
 
 _task, _training, _method, _server, _privacy, _output = (
@@ -309,22 +311,6 @@ def _refusal(model: type[BaseModel], error: ValidationError) -> ArgumentError:
     return ArgumentError(f"{said}; {hint}" if hint else said)
 
 
-@dataclass(frozen=True)
-class Setting:
-    """One option, as the command line and tables need it."""
-
-    name: str
-    kind: Any  # type of its values; str if there are choices
-    choices: tuple[str, ...]
-    default: Any  # PydanticUndefined if it must be given
-    text: str
-    section: str  # heading in --help and in files
-    means: str  # of the default, if it is not shown as it is
-    flag: str
-    argument: str  # name, if it is no option
-    hidden: bool  # from --help
-
-
 @cache
 def describe(model: type[BaseModel]) -> dict[str, Setting]:
     """The options of a model, by name."""
@@ -332,18 +318,16 @@ def describe(model: type[BaseModel]) -> dict[str, Setting]:
     for name, field in model.model_fields.items():
         parts, extra = get_args(field.annotation), cast(Any, field.json_schema_extra)
         kind = parts[0] if NoneType in parts else field.annotation
-        choices = get_args(kind) if get_origin(kind) is Literal else tuple(extra["choices"])
-        flag = extra["flag"] or "--" + name.replace("_", "-")
-        text, kind = field.description or "", str if choices else kind
-        more = {**extra, "flag": flag, "choices": choices}
-        settings[name] = Setting(name=name, kind=kind, default=field.default, text=text, **more)
+        choices = get_args(kind) if get_origin(kind) is Literal else ()
+        more = {"flag": "--" + name.replace("_", "-"), "choices": choices, **extra}
+        kind, text = str if more["choices"] else kind, field.description or ""
+        settings[name] = Setting(name, kind, field.default, text, **more)
     return settings
 
 
 def allow_method(name: str) -> None:
     """Let runs have a method that is registered outside of this package."""
     METHOD_NAMES.append(name)
-    describe.cache_clear()  # which has the choices
 
 
 def parse_setting(name: str, text: str) -> Value:

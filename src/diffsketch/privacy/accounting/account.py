@@ -41,7 +41,6 @@ from diffsketch.errors import (
 from diffsketch.files import (
     LockBusy,
     LockLost,
-    LockUnavailable,
     locked_beside,
     prepare_output,
     replace_file,
@@ -403,8 +402,6 @@ class Account:
                 self._path, wait=self._wait
             ):  # fmt: skip
                 yield
-        except LockUnavailable as error:
-            raise DataError(str(error)) from error
         except LockBusy as error:
             raise AccountBusy(f"{error}; nothing was charged") from None
         except LockLost as error:
