@@ -12,7 +12,9 @@ from torch import Tensor
 
 from diffsketch.secure_sum import Params, SecureSumClient, SecureSumServer, SigningIdentity, Stage
 from diffsketch.secure_sum.messages import MessageKind, pack_list, pack_message, parse_list
+from diffsketch.secure_sum.primitives import RefusedError
 from diffsketch.wire import SERVER, MessageFormat
+from tests.helpers.refusals import refused
 
 LAYOUT = MessageFormat("sketch-skellam", 9, (2, 3), "unsigned", 20, code=8)
 STAGES = [Stage.KEYS, Stage.SHARES, Stage.MASKED, Stage.CONSISTENCY, Stage.UNMASK]
@@ -102,6 +104,18 @@ class LocalRound:
     def answer(self, index: int, request: bytes | None = None) -> bytes:
         request = self.request(index) if request is None else request
         return self.clients[index].answer(request, lambda: self.inputs[index])
+
+    def refuses(self, match: str, index: int, request: bytes | None = None, **forged: Any) -> None:
+        """Check that a member refuses its request, or a forged one by the name of its kind."""
+        for kind, body in forged.items():
+            request = self.forged(MessageKind[kind], body)
+        refused(RefusedError, match, self.answer, index, request)
+
+    def server_refuses(self, match: str, sender: int, **forged: Any) -> None:
+        """Check that the server refuses a reply that is forged, by the name of its kind."""
+        for kind, body in forged.items():
+            reply = self.forged(MessageKind[kind], body, sender)
+            refused(RefusedError, match, self.server.collect, reply)
 
     def forged(
         self, kind: MessageKind, body: bytes | Mapping[int, bytes], sender: int = SERVER

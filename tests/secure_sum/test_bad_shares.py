@@ -10,6 +10,7 @@ import torch
 from diffsketch.secure_sum import RefusedError, SecureSumServer, Stage, VoidError
 from diffsketch.secure_sum.messages import ENCRYPTED_BYTES, MessageKind, Params
 from diffsketch.secure_sum.primitives import SHARE_BYTES
+from tests.helpers.refusals import refused
 from tests.secure_sum.helpers import LocalRound, make_params, plain_sum, restored, start
 
 BAD, LIAR = 5, 2
@@ -75,8 +76,7 @@ def test_one_who_lies_about_others_makes_nobody_a_suspect(threshold: int, fails:
     for index in (2, 3, 4, 5):
         server.collect(played.answer(index))
     if fails:  # no member may leave out one then: it is the liar that drops out
-        with pytest.raises(RefusedError, match="1 has left out more shares"):
-            server.collect(lie)
+        refused(RefusedError, "1 has left out more shares", server.collect, lie)
         with pytest.raises(VoidError, match="4 of 5 replied") as found:
             server.close()
         assert found.value.dropped == {1: Stage.UNMASK}
@@ -132,12 +132,10 @@ def test_exactly_the_threshold_of_shares(
     """Any shares give back some seed then: only what its owner committed to tells the right one."""
     played = start(make_params(count, threshold=threshold, signed=signed)).until(Stage.UNMASK)
     server = lied(played, owners, silent=silent)
-    with pytest.raises(VoidError, match=f"shares of {owners[0]} do not give the secret"):
-        server.close()
+    refused(VoidError, f"shares of {owners[0]} do not give the secret", server.close)
     givers = tuple(index for index in range(1, count + 1) if index not in silent)
     assert played.server.wrong == dict.fromkeys(owners, givers)
-    with pytest.raises(VoidError, match="the sum stays masked"):
-        server.total()
+    refused(VoidError, "the sum stays masked", server.total)
 
 
 def test_without_the_commitment_a_random_sum_comes_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,8 +169,7 @@ def test_two_wrong_shares_make_the_round_void(silent: tuple[int, ...]) -> None:
     played.until(Stage.UNMASK, dict.fromkeys(silent, Stage.MASKED))
     owner = silent[0] if silent else 1
     server = lied(played, (owner,), (2, 3))
-    with pytest.raises(VoidError, match="do not give the secret that it promised"):
-        server.close()
+    refused(VoidError, "do not give the secret that it promised", server.close)
     givers = tuple(index for index in range(1, 6) if index not in silent)
     assert played.server.wrong == {owner: givers}
 

@@ -15,6 +15,7 @@ import torch
 from diffsketch.secure_sum import CostlySum, SecureSumServer, Stage, Total
 from diffsketch.wire import MessageFormat
 from diffsketch.wire.sums import costs_more_than_dense, proposed_sum, sum_bytes
+from tests.helpers.refusals import refused
 from tests.secure_sum.helpers import LAYOUT, make_params, start
 from tests.secure_sum.test_one_shot import inputs_of, messages_of, params_of
 
@@ -93,5 +94,4 @@ def test_the_benchmark_writes_all_results(
 def test_a_wrong_total_is_found(bench: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = Total(torch.zeros(2, 3, dtype=torch.int64), (0, 1, 2))
     monkeypatch.setattr(SecureSumServer, "total", lambda _: wrong)
-    with pytest.raises(RuntimeError, match="must be the plain sum"):
-        bench.run_round(3, (2, 3), 0)
+    refused(RuntimeError, "must be the plain sum", bench.run_round, 3, (2, 3), 0)

@@ -41,6 +41,7 @@ from diffsketch.secure_sum.messages import (
     signed_presence,
 )
 from diffsketch.wire import SERVER, Message, MessageFormat
+from tests.helpers.refusals import refused
 from tests.secure_sum.helpers import LAYOUT, LocalRound, flipped, identity, make_params
 
 PARAMS = make_params(3)
@@ -95,8 +96,7 @@ def test_context_covers_everything() -> None:
     ],
 )
 def test_params_that_are_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        make_params(4, **changes)
+    refused(ArgumentError, message, make_params, 4, **changes)
 
 
 def test_identities_are_copied() -> None:
@@ -111,8 +111,7 @@ def test_default_threshold() -> None:
     for count in range(2, 200):
         corrupt = -(-count // 3) - 1  # fewer than a third
         assert count + corrupt < 2 * default_threshold(count) <= 2 * count
-    with pytest.raises(ArgumentError, match="count must be >= 2"):
-        default_threshold(1)
+    refused(ArgumentError, "count must be >= 2", default_threshold, 1)
 
 
 WANTED: dict[str, Any] = {"fingerprint": bytes(range(8)), "least_present": 3}
@@ -150,8 +149,7 @@ def test_invitations_that_a_member_does_not_want() -> None:
         ({"identities": KNOWN, "corrupt": 1}, "does not withstand 1 who collude"),
         ({"identities": few}, "5 has no known identity"),
     ):
-        with pytest.raises(RefusedError, match=message):
-            accept(invitation, LAYOUT, **WANTED | change)
+        refused(RefusedError, message, accept, invitation, LAYOUT, **WANTED | change)
 
 
 def test_invitations_that_nobody_may_send() -> None:
@@ -164,8 +162,7 @@ def test_invitations_that_nobody_may_send() -> None:
         (len(good) - 32, 9, "ascending"),
     ):
         changed = good[:at] + bytes([value]) + good[at + 1 :]
-        with pytest.raises(RefusedError, match=message):
-            accept(with_checksum(changed), LAYOUT, **WANTED)
+        refused(RefusedError, message, accept, with_checksum(changed), LAYOUT, **WANTED)
 
 
 def test_damaged_invitations() -> None:
@@ -234,8 +231,7 @@ def test_lists() -> None:
     ],
 )
 def test_lists_that_are_refused(body: bytes, message: str) -> None:
-    with pytest.raises(RefusedError, match=message):
-        parsed(body)
+    refused(RefusedError, message, parsed, body)
 
 
 def test_not_bytes() -> None:
@@ -244,8 +240,7 @@ def test_not_bytes() -> None:
         lambda: parse_list(None, MessageKind.KEYS, params=PARAMS, size=0),  # type: ignore[arg-type]
         lambda: stage_of(1, PARAMS),  # type: ignore[arg-type]
     ):
-        with pytest.raises(ArgumentError, match="data must be bytes"):
-            call()
+        refused(ArgumentError, "data must be bytes", call)
 
 
 def test_stages_of_requests() -> None:

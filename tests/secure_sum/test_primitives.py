@@ -22,12 +22,12 @@ from diffsketch.secure_sum.primitives import (
     verify,
     weights_at_zero,
 )
+from tests.helpers.refusals import refused
 
 
 @pytest.mark.parametrize("public", [bytes(32), bytes([1]) + bytes(31), bytes(31)])
 def test_keys_without_a_secret_are_refused(public: bytes) -> None:
-    with pytest.raises(RefusedError, match="no secret"):
-        KeyPair(bytes(32)).agree(public)
+    refused(RefusedError, "no secret", KeyPair(bytes(32)).agree, public)
 
 
 def test_signatures_are_of_one_key_and_text() -> None:
@@ -37,8 +37,7 @@ def test_signatures_are_of_one_key_and_text() -> None:
     verify(identity.public, signature, b"")
     other = SigningIdentity(bytes(32)).public
     for data, key in ((b"x", identity.public), (b"", other), (b"", b"short")):
-        with pytest.raises(RefusedError, match="does not fit"):
-            verify(key, signature, data)
+        refused(RefusedError, "does not fit", verify, key, signature, data)
 
 
 def test_encryption_is_aes_256_gcm() -> None:
@@ -61,14 +60,12 @@ def test_what_is_altered_is_not_decrypted() -> None:
             for k in range(21)
         ),
     ):
-        with pytest.raises(RefusedError, match="altered"):
-            decrypt(key, data, bound)
+        refused(RefusedError, "altered", decrypt, key, data, bound)
 
 
 def test_identities_and_key_pairs() -> None:
     for make in (KeyPair, SigningIdentity):
-        with pytest.raises(ArgumentError, match="secret must have 32 bytes"):
-            make(bytes(31))
+        refused(ArgumentError, "secret must have 32 bytes", make, bytes(31))
 
 
 SECRET = bytes(range(32))
@@ -127,11 +124,9 @@ def test_wrong_or_too_few_shares_do_not_give_the_secret(count: int) -> None:
 def test_shares_out_of_range() -> None:
     shares = shares_of(SECRET, [1, 2], threshold=2)
     shares[1] = PRIME.to_bytes(SHARE_BYTES, "little")
-    with pytest.raises(RefusedError, match="not a number of the field"):
-        recovered(shares)
+    refused(RefusedError, "not a number of the field", recovered, shares)
     share = (2**256).to_bytes(SHARE_BYTES, "little")
-    with pytest.raises(RefusedError, match="no secret of 32 bytes"):
-        recovered({1: share, 2: share})
+    refused(RefusedError, "no secret of 32 bytes", recovered, {1: share, 2: share})
 
 
 @pytest.mark.parametrize("points", [[1, 1, 2], [0, 1, 2], [1]])
@@ -139,8 +134,7 @@ def test_points_are_checked(points: list[int]) -> None:
     with pytest.raises(ArgumentError, match=r"points|threshold"):
         split(SECRET, points, threshold=2, random=bytes(COEFFICIENT_BYTES))
     if len(points) > 1:
-        with pytest.raises(ArgumentError, match="points must be distinct"):
-            weights_at_zero(points)
+        refused(ArgumentError, "points must be distinct", weights_at_zero, points)
 
 
 def test_sizes_of_shares_are_checked() -> None:

@@ -14,6 +14,7 @@ from diffsketch.secure_sum import RefusedError, SecureSumServer, Stage, VoidErro
 from diffsketch.secure_sum.messages import MessageKind
 from diffsketch.secure_sum.primitives import PRIME
 from diffsketch.wire import DuplicateError, Message, WireError
+from tests.helpers.refusals import refused
 from tests.secure_sum.helpers import (
     LAYOUT,
     STAGES,
@@ -94,27 +95,23 @@ def test_large_numbers_of_members() -> None:
 
 
 def test_before_and_after_the_end() -> None:
-    with pytest.raises(ArgumentError, match="stage done, got keys"):
-        start(make_params()).server.total()
+    refused(ArgumentError, "stage done, got keys", start(make_params()).server.total)
     server = start(make_params()).until(Stage.DONE).server
     for call in (server.requests, server.close, lambda: server.collect(b"")):
-        with pytest.raises(ArgumentError, match="the round is done"):
-            call()
+        refused(ArgumentError, "the round is done", call)
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_reply_counts_once_and_in_its_own_stage_and_round(stage: Stage) -> None:
     played = start(make_params(signed=True)).until(stage)
     for replies in played.replies.values():
-        with pytest.raises(RefusedError, match=r"message is (of kind|too long)"):
-            played.server.collect(replies[1])
+        refused(RefusedError, r"message is (of kind|too long)", played.server.collect, replies[1])
     for change in ({"round_index": 2}, {"run": b"yet another run!"}):
         other = start(make_params(signed=True, **change)).until(stage)
         with pytest.raises(RefusedError, match="another run, round or agreement"):
             played.server.collect(other.answer(1))
     reply = played.answer(2)
-    with pytest.raises(RefusedError, match="3 has sent a reply of 2"):
-        played.server.collect(reply, sent_by=3)
+    refused(RefusedError, "3 has sent a reply of 2", played.server.collect, reply, sent_by=3)
     assert played.server.collect(reply, sent_by=2) == 2
     with pytest.raises(DuplicateError, match=f"2 has already replied in stage {stage.value}"):
         played.server.collect(reply)
@@ -144,18 +141,15 @@ def test_every_changed_byte_is_found(stage: Stage) -> None:
 
 def test_one_who_dropped_out_does_not_come_back() -> None:
     played = start(make_params()).until(Stage.SHARES, {2: Stage.KEYS})
-    with pytest.raises(RefusedError, match="2 has dropped out"):
-        played.server.collect(played.forged(MessageKind.SHARES, {}, sender=2))
+    played.server_refuses("2 has dropped out", 2, SHARES={})
 
 
 def test_keys_must_be_signed_and_new() -> None:
     played = start(make_params(signed=True))
-    with pytest.raises(RefusedError, match="keys of 2 are not signed"):
-        played.server.collect(played.forged(MessageKind.KEYS, played.answer(1)[52:], sender=2))
+    played.server_refuses("keys of 2 are not signed", 2, KEYS=played.answer(1)[52:])
     plain = start(make_params())
     plain.server.collect(plain.answer(1))
-    with pytest.raises(RefusedError, match="two public keys are the same"):
-        plain.server.collect(plain.forged(MessageKind.KEYS, plain.answer(1)[52:], sender=2))
+    plain.server_refuses("two public keys are the same", 2, KEYS=plain.answer(1)[52:])
 
 
 @pytest.mark.parametrize("at", [0, 32])
@@ -165,8 +159,7 @@ def test_keys_without_a_secret_are_their_senders_fault(at: int) -> None:
     keys = played.answer(2)[52:]
     for public in (bytes(32), (1).to_bytes(32, "little")):  # of a small order
         body = keys[:at] + public + keys[at + 32 :]
-        with pytest.raises(RefusedError, match="keys of 2 are refused: one gives no shared secret"):
-            played.server.collect(played.forged(MessageKind.KEYS, body, sender=2))
+        played.server_refuses("keys of 2 are refused: one gives no shared secret", 2, KEYS=body)
     assert played.server.missing == (1, 2, 3, 4)
 
 
@@ -174,27 +167,24 @@ def test_shares_must_be_for_all_others() -> None:
     played = start(make_params()).until(Stage.SHARES)
     shares = played.listed(played.answer(1), MessageKind.SHARES)
     for changed in ({2: shares[2], 3: shares[3]}, shares | {1: shares[2]}):
-        with pytest.raises(RefusedError, match="not for the others that have keys"):
-            played.server.collect(played.forged(MessageKind.SHARES, changed, sender=1))
+        played.server_refuses("not for the others that have keys", 1, SHARES=changed)
 
 
 def test_masked_input_of_another_sender_or_round() -> None:
     played = start(make_params()).until(Stage.MASKED)
-    with pytest.raises(RefusedError, match="2 has sent a message of 1"):
-        played.server.collect(played.forged(MessageKind.MASKED, played.answer(1)[52:], sender=2))
+    played.server_refuses("2 has sent a message of 1", 2, MASKED=played.answer(1)[52:])
     about = {"round_index": 5, "fingerprint": played.params.fingerprint, "sender": 2}
     for change, message in (({"round_index": 9}, "of round 9"), ({"count": 2}, "sum of 2 mess")):
         wire = Message(LAYOUT, played.inputs[2], **about | change)  # type: ignore[arg-type]
-        with pytest.raises(WireError, match=message):
-            played.server.collect(played.forged(MessageKind.MASKED, wire.to_bytes(), sender=2))
+        reply = played.forged(MessageKind.MASKED, wire.to_bytes(), sender=2)
+        refused(WireError, message, played.server.collect, reply)
     assert played.server.missing == (1, 2, 3, 4)
 
 
 def test_a_signature_must_be_of_what_was_sent() -> None:
     played = start(make_params(signed=True)).until(Stage.CONSISTENCY)
     reply = played.forged(MessageKind.CONSISTENCY, played.answer(1)[52:], sender=2)
-    with pytest.raises(RefusedError, match="does not fit"):
-        played.server.collect(reply)
+    refused(RefusedError, "does not fit", played.server.collect, reply)
 
 
 def test_shares_of_the_wrong_kind_are_refused() -> None:
@@ -211,8 +201,7 @@ def test_shares_of_the_wrong_kind_are_refused() -> None:
         (without_own, "1 has left out more shares than a member may"),
         (values | {2: b"\x01" + PRIME.to_bytes(33, "little")}, "not a number of the field"),
     ):
-        with pytest.raises(RefusedError, match=message):
-            played.server.collect(played.forged(MessageKind.UNMASK, changed, sender=1))
+        played.server_refuses(message, 1, UNMASK=changed)
 
 
 def test_members_of_another_agreement_are_not_understood() -> None:

@@ -16,12 +16,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from diffsketch.errors import ArgumentError
 from diffsketch.secure_sum import primitives
 from diffsketch.secure_sum.messages import Params, PublicKeys, RoundParams
 from diffsketch.secure_sum.primitives import KeyPair, SigningIdentity, derive, stream
 from diffsketch.wire import Message, MessageFormat
-from diffsketch.wire.message import check_cells
+from diffsketch.wire.message import checked_values
 
 Words: TypeAlias = npt.NDArray[np.unsignedinteger[Any]]
 
@@ -61,11 +60,7 @@ def pair_mask(own: KeyPair, public: bytes, pair: tuple[int, int], params: Params
 
 def input_words(cells: Tensor, layout: MessageFormat) -> Words:
     """Convert an input to words; an `ArgumentError` if its cells do not fit the format."""
-    check_cells(cells, layout)
-    low, high = (int(value) for value in cells.aminmax())
-    if low < 0 or high >> layout.bits:
-        raise ArgumentError(f"cells must be in [0, 2**{layout.bits}), got {low}..{high}")
-    return to_words(cells, layout)
+    return checked_values(cells, layout).astype(word(layout))
 
 
 def pack_masked(words: Words, index: int, params: RoundParams) -> bytes:

@@ -41,6 +41,7 @@ from functools import cached_property
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -469,6 +470,21 @@ def check_cells(cells: Tensor, layout: MessageFormat) -> None:
         raise MismatchError(f"cells must have the shape {layout.shape}, got {tuple(cells.shape)}")
 
 
+def checked_values(cells: Tensor, layout: MessageFormat) -> npt.NDArray[Any]:
+    """Return all cells in a row; raise unless they are finite and within the format's limits."""
+    check_cells(cells, layout)
+    values: npt.NDArray[Any] = cells.detach().cpu().contiguous().numpy().reshape(-1)
+    if layout.cells == "float32":
+        if not np.isfinite(values).all():
+            raise ArgumentError("cells must be finite, got NaN or infinity among them")
+        return values
+    least, most, (low, end) = int(values.min()), int(values.max()), layout.limits
+    if least < low or most >= end:
+        wrong = least if least < low else most
+        raise ArgumentError(f"cells must be in [{low}, {end}), got {wrong} among them")
+    return values
+
+
 def pack(cells: Tensor, layout: MessageFormat) -> bytes:
     """Pack cells into the payload of a message, if they are finite and within the limits.
 
@@ -476,16 +492,9 @@ def pack(cells: Tensor, layout: MessageFormat) -> bytes:
     >>> pack(torch.tensor([1, 2, 31]), layout).hex()
     '417c'
     """
-    check_cells(cells, layout)
-    values = cells.detach().cpu().contiguous().numpy().reshape(-1)
+    values = checked_values(cells, layout)
     if layout.cells == "float32":
-        if not np.isfinite(values).all():
-            raise ArgumentError("cells must be finite, got NaN or infinity among them")
         return values.astype("<f4", copy=False).tobytes()
-    least, most, (low, end) = int(values.min()), int(values.max()), layout.limits
-    if least < low or most >= end:
-        wrong = least if least < low else most
-        raise ArgumentError(f"cells must be in [{low}, {end}), got {wrong} among them")
     # In whole words; the bytes after the last cell are cut off below.
     words = np.empty(-(-layout.payload_bytes // 8), np.uint64)
     pack_words(values.astype(np.int64, copy=False), layout.bits, words)
