@@ -28,8 +28,7 @@ from benchmarks.report import print_table, readable
 from benchmarks.timing import environment
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.accounting.account import Account
-from diffsketch.privacy.accounting.budget import Budget, BudgetExceeded
-from diffsketch.privacy.accounting.calibration import gaussian_multiplier
+from diffsketch.privacy.accounting.budget import Budget, BudgetExceeded, gaussian_multiplier
 from diffsketch.privacy.accounting.events import epsilon_for
 from diffsketch.privacy.accounting.losses import as_dp_event
 from diffsketch.privacy.claim import ProvenClaim, Relation, Scope, Trust, Unit

@@ -23,7 +23,7 @@ from benchmarks.one_thread import save
 from benchmarks.report import print_table
 from benchmarks.timing import environment
 from diffsketch.methods.plain import PlainSketch
-from diffsketch.privacy.simulated_noise import FastNoise
+from diffsketch.privacy.noise import FastNoise
 from diffsketch.sketch.hashing import Family, SketchKey
 
 SHAPES = ((10**6, 5, 4_000), (10**7, 5, 40_000), (10**7, 1, 200_000), (10**7, 1, 2_500_000))

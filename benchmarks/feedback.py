@@ -32,7 +32,7 @@ from benchmarks.timing import environment
 from diffsketch.methods.base import Method, build_method
 from diffsketch.methods.feedback import ErrorFeedback
 from diffsketch.methods.plain import PlainSketch
-from diffsketch.privacy.simulated_noise import CohortNoise, NoiseKey
+from diffsketch.privacy.noise import CohortNoise, NoiseKey
 from diffsketch.sketch.hashing import SketchKey
 from diffsketch.training.data import load_mnist
 

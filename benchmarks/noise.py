@@ -29,8 +29,7 @@ from opendp.mod import enable_features
 
 from benchmarks.report import print_table, readable
 from benchmarks.timing import environment
-from diffsketch.privacy.noise import Noise, SecureNoise
-from diffsketch.privacy.simulated_noise import FastNoise
+from diffsketch.privacy.noise import FastNoise, Noise, SecureNoise
 
 GOAL_SECONDS = {False: 0.05, True: 0.15}  # by whether noise is secure
 GOAL_CELLS = 10**6

@@ -65,7 +65,7 @@ from diffsketch.methods.feedback import ErrorFeedback
 from diffsketch.methods.gate import release_noise
 from diffsketch.methods.plain import PlainSketch
 from diffsketch.privacy.claim import Relation, Trust
-from diffsketch.privacy.simulated_noise import CohortNoise, NoiseKey
+from diffsketch.privacy.noise import CohortNoise, NoiseKey
 from diffsketch.sketch.hashing import SketchKey
 
 EVERY = 15  # steps between exchanges of weights

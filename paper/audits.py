@@ -29,8 +29,8 @@ from diffsketch.methods import Method, build_method
 from diffsketch.methods.paper import DiffSketch, LaplaceBaseline
 from diffsketch.privacy.accounting.events import gaussian_epsilon
 from diffsketch.privacy.claim import NoClaim, PaperClaim, Relation, Scope, Trust, Unit
-from diffsketch.privacy.mechanisms.padding import gram
 from diffsketch.privacy.theorems import estimate_alpha, estimates, theorem1
+from diffsketch.sketch.gram import gram
 from paper.inversion import measure_inversion
 from paper.measurements import (
     Found,

@@ -38,11 +38,11 @@ from diffsketch.auditing.attacks import Numbers, matrix_of
 from diffsketch.auditing.audits import epsilon_to_json
 from diffsketch.errors import check
 from diffsketch.methods.paper import add_laplace
-from diffsketch.privacy.accounting.calibration import gaussian_multiplier
+from diffsketch.privacy.accounting.budget import gaussian_multiplier
 from diffsketch.privacy.claim import Basis, Epsilon, NoClaim, Relation, Scope, Trust, Unit
 from diffsketch.privacy.clipping import NormBound
 from diffsketch.privacy.mechanisms.additive import GaussianMechanism
-from diffsketch.privacy.simulated_noise import NoiseKey
+from diffsketch.privacy.noise import NoiseKey
 from diffsketch.privacy.theorems import claimed_per_round, estimates
 from diffsketch.sketch import CountSketch, SketchKey
 from diffsketch.training.data import load_mnist

@@ -38,7 +38,7 @@ from diffsketch.privacy import Epsilon, PaperClaim, Relation, Scope, SimulatedCl
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.claim import Basis, Claim
 from diffsketch.privacy.clipping import clip_norm
-from diffsketch.privacy.simulated_noise import NoiseKey
+from diffsketch.privacy.noise import NoiseKey
 from diffsketch.sketch import SketchKey
 
 DELTA = 1e-5  # that the claims are made for

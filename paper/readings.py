@@ -18,7 +18,7 @@ from torch import Tensor
 from diffsketch.errors import check
 from diffsketch.methods import DiffSketch, SketchLaplace, register
 from diffsketch.methods.base import Encoded
-from diffsketch.privacy.accounting.calibration import gaussian_multiplier
+from diffsketch.privacy.accounting.budget import gaussian_multiplier
 from diffsketch.privacy.noise import Noise
 from diffsketch.sketch import HashSeed
 

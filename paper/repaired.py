@@ -25,8 +25,7 @@ from diffsketch.privacy.accounting import events
 from diffsketch.privacy.claim import NoClaim, Relation, Scope, SimulatedClaim, Trust, Unit
 from diffsketch.privacy.clipping import clip_coordinates
 from diffsketch.privacy.mechanisms.padding import factor, padded_tables
-from diffsketch.privacy.noise import Noise
-from diffsketch.privacy.simulated_noise import float_type
+from diffsketch.privacy.noise import Noise, float_type
 from diffsketch.sketch import CountSketch
 from diffsketch.sketch.hashing import HashSeed, columns_and_signs
 

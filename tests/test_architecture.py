@@ -54,8 +54,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 ONLY_IN = {
     "cryptography": "secure_sum/*.py",
     "triton": "sketch/kernels/gpu*.py",
-    "numba": "compiled.py sketch/gram.py sketch/statistics.py sketch/kernels/cpu*.py "
-    "training/closed_form.py",
+    "numba": "compiled.py sketch/gram.py sketch/keys.py sketch/statistics.py "
+    "sketch/kernels/cpu*.py training/closed_form.py",
     "llvmlite": "compiled.py sketch/kernels/*.py",
     "matplotlib": "auditing/pictures.py app/answers.py pages/pictures.py paper/inversion.py",
     "plotly": "pages/*.py",

@@ -17,7 +17,7 @@ from diffsketch.app.settings import RunConfig
 from diffsketch.errors import ArgumentError
 from diffsketch.privacy.claim import ProvenClaim
 from diffsketch.privacy.mechanisms.binomial import BinomialMechanism
-from diffsketch.privacy.simulated_noise import FastNoise
+from diffsketch.privacy.noise import FastNoise
 from diffsketch.privacy.theorems import theorem1
 from diffsketch.sketch import CountSketch, SketchKey
 from diffsketch.training.local import trainer_for

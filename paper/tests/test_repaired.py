@@ -21,8 +21,8 @@ from diffsketch.auditing.releases import KEY, PLANTS, planted
 from diffsketch.errors import ArgumentError
 from diffsketch.privacy.accounting.events import GaussianEvent, leaves
 from diffsketch.privacy.claim import Claim, NoClaim, ProvenClaim
-from diffsketch.privacy.mechanisms.padding import gram
-from diffsketch.privacy.simulated_noise import FastNoise, NoiseKey
+from diffsketch.privacy.noise import FastNoise, NoiseKey
+from diffsketch.sketch.gram import gram
 from diffsketch.sketch.hashing import FAMILIES, Family
 from paper.audits import ratio_of
 from paper.repaired import MOST_CELLS, ProvenDiffSketch

@@ -25,8 +25,7 @@ from diffsketch.methods import CpSgd, GaussianMean
 from diffsketch.methods.gate import release_noise
 from diffsketch.privacy.claim import ProvenClaim, Relation, Trust, Unit
 from diffsketch.privacy.mechanisms.integer import DiscreteGaussianMechanism
-from diffsketch.privacy.noise import Noise, SecureNoise
-from diffsketch.privacy.simulated_noise import FastNoise
+from diffsketch.privacy.noise import FastNoise, Noise, SecureNoise
 from tests.helpers.library import LIBRARY
 
 SURE = 1 - 1e-6

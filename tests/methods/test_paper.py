@@ -21,9 +21,9 @@ from diffsketch.privacy import (
     theorem1,
 )
 from diffsketch.privacy.mechanisms import padding as appended
-from diffsketch.privacy.mechanisms.padding import gram
 from diffsketch.privacy.theorems import least_padding
 from diffsketch.sketch import CountSketch, SketchKey
+from diffsketch.sketch.gram import gram
 from tests.helpers.refusals import refused
 
 DIM, WORKERS = 3000, 6

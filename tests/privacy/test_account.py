@@ -89,7 +89,7 @@ def test_others_rounds_come_from_the_reserve(path: Path, monkeypatch: pytest.Mon
         composed += 1
         return epsilon_for(event, delta)
 
-    monkeypatch.setattr(budget_module, "epsilon_for", counted)
+    monkeypatch.setattr(events, "epsilon_for", counted)
     one = Account.open(path, budget=BUDGET)
     two, fits = Account.open(path), one.rounds_left(CLAIM)
     composed = 0

@@ -16,11 +16,15 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from diffsketch.errors import ArgumentError, DiffSketchError, MismatchError
-from diffsketch.privacy.accounting import budget as lookahead
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.accounting.account import Account
-from diffsketch.privacy.accounting.budget import Budget, BudgetExceeded
-from diffsketch.privacy.accounting.calibration import PoissonSampler, calibrate, gaussian_multiplier
+from diffsketch.privacy.accounting.budget import (
+    Budget,
+    BudgetExceeded,
+    PoissonSampler,
+    calibrate,
+    gaussian_multiplier,
+)
 from diffsketch.privacy.accounting.events import Event, epsilon_for
 from diffsketch.privacy.claim import (
     Basis,
@@ -34,7 +38,7 @@ from diffsketch.privacy.claim import (
     Trust,
     Unit,
 )
-from diffsketch.privacy.simulated_noise import FastNoise
+from diffsketch.privacy.noise import FastNoise
 from tests.helpers.refusals import each_refused, refused
 
 SCOPE = Scope(Unit.CLIENT, Relation.ADD_OR_REMOVE, Trust.CENTRAL)
@@ -324,7 +328,7 @@ def test_a_long_run_is_composed_a_few_times(
         calls += 1
         return epsilon_for(event, delta)
 
-    monkeypatch.setattr(lookahead, "epsilon_for", counted)
+    monkeypatch.setattr(events, "epsilon_for", counted)
     account = Account(Budget(3.0, 1e-5))
     claims = (claim_of(events.gaussian(60 + n % differing / 100)) for n in count())
     refused(BudgetExceeded, "budget", deque, map(account.charge, claims), maxlen=0)

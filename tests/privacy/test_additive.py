@@ -18,8 +18,7 @@ from diffsketch.privacy.accounting.events import GaussianEvent
 from diffsketch.privacy.claim import Relation, Trust
 from diffsketch.privacy.clipping import Bound, CoordinateBound, NormBound
 from diffsketch.privacy.mechanisms.additive import GaussianMechanism
-from diffsketch.privacy.noise import SecureNoise
-from diffsketch.privacy.simulated_noise import FastNoise
+from diffsketch.privacy.noise import FastNoise, SecureNoise
 from diffsketch.sketch.hashing import FAMILIES, Family
 from tests.helpers.refusals import each_refused, refused
 

@@ -18,7 +18,7 @@ from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.privacy.accounting.events import ApproximateEvent
 from diffsketch.privacy.claim import NoClaim, ProvenClaim, Relation
 from diffsketch.privacy.mechanisms.binomial import BinomialMechanism
-from diffsketch.privacy.simulated_noise import FastNoise
+from diffsketch.privacy.noise import FastNoise
 from tests.helpers.refusals import each_refused, refused
 
 Vector = npt.NDArray[np.float64]

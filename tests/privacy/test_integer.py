@@ -35,8 +35,7 @@ from diffsketch.privacy.mechanisms.integer import (
     IntegerMechanism,
     SkellamMechanism,
 )
-from diffsketch.privacy.noise import Noise
-from diffsketch.privacy.simulated_noise import FastNoise
+from diffsketch.privacy.noise import FastNoise, Noise
 from diffsketch.sketch import CountSketch, SketchKey
 from diffsketch.sketch.hashing import Family, HashSeed, columns_and_signs
 from tests.helpers.refusals import each_refused, refused

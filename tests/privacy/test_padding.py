@@ -15,8 +15,9 @@ from torch import Tensor
 from diffsketch import CountSketch, SketchKey
 from diffsketch.methods import DiffSketch
 from diffsketch.privacy.mechanisms import padding as appended
-from diffsketch.privacy.mechanisms.padding import factor, gram, is_factored, padded_tables
-from diffsketch.privacy.simulated_noise import CohortNoise, FastNoise, NoiseKey
+from diffsketch.privacy.mechanisms.padding import factor, is_factored, padded_tables
+from diffsketch.privacy.noise import CohortNoise, FastNoise, NoiseKey
+from diffsketch.sketch.gram import gram
 from diffsketch.sketch.hashing import FAMILIES, Family
 
 Matrix = npt.NDArray[np.float64]

@@ -12,7 +12,8 @@ import torch
 from diffsketch import ArgumentError, CountSketch, MismatchError, SketchKey, compiled
 from diffsketch.sketch import hash_keys
 from diffsketch.sketch.hashing import FAMILIES, MAX_DIM, MAX_KEYS, Family, columns_and_signs
-from diffsketch.sketch.kernels import cpu, cpu_siphash, gpu_items
+from diffsketch.sketch.kernels import cpu, gpu_items
+from diffsketch.sketch.keys import siphash
 from tests.helpers.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("restore_threads")
@@ -236,7 +237,7 @@ def test_siphash_by_its_authors_vectors() -> None:
     first, second = np.arange(16, dtype=np.uint8).view("<u8").astype(np.uint64)
     data, out = np.arange(64, dtype=np.uint8), np.empty(4, np.uint64)
     text = np.concatenate([data[:size] for size in (0, 1, 8, 15)])
-    cpu_siphash.siphash(text, np.array([0, 0, 1, 9, 24]), first, second, out)
+    siphash(text, np.array([0, 0, 1, 9, 24]), first, second, out)
     assert [hex(word) for word in out.tolist()] == [
         "0x726fdb47dd0e0e31", "0x74f839c593dc67fd", "0x93f5f5799a932462", "0xa129ca6149be45e5",
     ]  # fmt: skip

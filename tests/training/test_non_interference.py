@@ -17,7 +17,7 @@ from diffsketch.methods.client_noise import SketchGaussian, SketchSkellam
 from diffsketch.methods.plain import Uncompressed
 from diffsketch.privacy.accounting.budget import Budget
 from diffsketch.privacy.claim import Relation, Trust
-from diffsketch.privacy.simulated_noise import NoiseKey
+from diffsketch.privacy.noise import NoiseKey
 from diffsketch.training.sampling import PoissonDevices
 from diffsketch.training.tasks import Examples, Task
 from tests.training.reference import DEVICES, DIM, SIZES, make_task, simulate

@@ -14,8 +14,8 @@ from scipy.stats import chi2
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, DataError
-from diffsketch.privacy.accounting.calibration import PoissonSampler
-from diffsketch.privacy.simulated_noise import NoiseKey
+from diffsketch.privacy.accounting.budget import PoissonSampler
+from diffsketch.privacy.noise import NoiseKey
 from diffsketch.training.sampling import (
     AllDevices,
     PoissonDevices,

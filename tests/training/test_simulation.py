@@ -14,10 +14,9 @@ from diffsketch.methods.base import Method, build_method
 from diffsketch.methods.client_noise import SketchGaussian
 from diffsketch.methods.plain import PlainSketch, SaturatedCells, Uncompressed
 from diffsketch.privacy.accounting.account import Account
-from diffsketch.privacy.accounting.budget import Budget, BudgetExceeded
-from diffsketch.privacy.accounting.calibration import PoissonSampler
+from diffsketch.privacy.accounting.budget import Budget, BudgetExceeded, PoissonSampler
 from diffsketch.privacy.claim import Basis, ProvenClaim, Relation, SimulatedClaim, Trust
-from diffsketch.privacy.simulated_noise import CohortNoise
+from diffsketch.privacy.noise import CohortNoise
 from diffsketch.sketch.hashing import SketchKey
 from diffsketch.training import simulation as engine
 from diffsketch.training.rounds import CLIP_BYTES, DistributedSGD, ServerOptimizer

@@ -18,7 +18,7 @@ from diffsketch.methods.gate import NonFiniteUpdate
 from diffsketch.methods.plain import PlainSketch, Uncompressed
 from diffsketch.privacy.accounting.budget import Budget
 from diffsketch.privacy.claim import Claim, PaperClaim, ProvenClaim, Relation, Trust
-from diffsketch.privacy.simulated_noise import CohortNoise
+from diffsketch.privacy.noise import CohortNoise
 from diffsketch.sketch.hashing import HashSeed, SketchKey
 from diffsketch.training.rounds import ServerOptimizer
 from diffsketch.training.sampling import AllDevices, PoissonDevices, UniformSampler

@@ -20,7 +20,7 @@ from diffsketch.errors import check_between, check_positive, check_type, check_w
 from diffsketch.methods.gate import release_total
 from diffsketch.privacy import Account, Budget
 from diffsketch.privacy.accounting import events
-from diffsketch.privacy.accounting.calibration import calibrate
+from diffsketch.privacy.accounting.budget import calibrate
 from diffsketch.privacy.claim import (
     Epsilon,
     ProvenClaim,

@@ -16,11 +16,10 @@ from diffsketch.app.settings import METHOD_SETTINGS, OwnRun, RunConfig, describe
 from diffsketch.errors import ArgumentError, check
 from diffsketch.methods.base import METHODS, Method, build_method, parse_settings, settings_of
 from diffsketch.methods.plain import TableMethod
-from diffsketch.privacy.accounting.budget import Budget, BudgetExceeded
-from diffsketch.privacy.accounting.calibration import calibrate
+from diffsketch.privacy.accounting.budget import Budget, BudgetExceeded, calibrate
 from diffsketch.privacy.accounting.events import Event
 from diffsketch.privacy.claim import Basis, Claim, ProvenClaim, Unit
-from diffsketch.privacy.simulated_noise import NoiseKey
+from diffsketch.privacy.noise import NoiseKey
 from diffsketch.silos.messages import encode_records
 from diffsketch.sketch.hashing import SketchKey
 from diffsketch.training.rounds import (

@@ -44,8 +44,7 @@ from diffsketch.auditing.attacks import DISCRIMINANT, Attack, Numbers, Score
 from diffsketch.compiled import torch_threads
 from diffsketch.errors import ArgumentError, check, check_type, check_whole
 from diffsketch.privacy.claim import Claim, Epsilon, MeasuredClaim, NoClaim, Scope
-from diffsketch.privacy.noise import Noise
-from diffsketch.privacy.simulated_noise import NoiseKey
+from diffsketch.privacy.noise import Noise, NoiseKey
 from diffsketch.sketch import HashSeed, SketchKey
 
 TRIALS = 20_000  # of each world; half of them are judged

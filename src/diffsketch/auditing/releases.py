@@ -59,12 +59,11 @@ from diffsketch.methods import (
 )
 from diffsketch.methods.gate import release_noise
 from diffsketch.methods.plain import TableMethod
-from diffsketch.privacy.accounting.calibration import PoissonSampler
+from diffsketch.privacy.accounting.budget import PoissonSampler
 from diffsketch.privacy.claim import Claim, ProvenClaim, Relation, Trust, Unit
 from diffsketch.privacy.clipping import centre
 from diffsketch.privacy.integer_table import Law
-from diffsketch.privacy.noise import Noise
-from diffsketch.privacy.simulated_noise import FastNoise, NoiseKey
+from diffsketch.privacy.noise import FastNoise, Noise, NoiseKey
 from diffsketch.privacy.theorems import estimate_alpha
 from diffsketch.sketch import SketchKey
 

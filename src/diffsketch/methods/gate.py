@@ -30,8 +30,7 @@ from diffsketch.privacy.accounting.account import Account
 from diffsketch.privacy.accounting.budget import Budget
 from diffsketch.privacy.claim import Claim, NoClaim, SimulatedClaim
 from diffsketch.privacy.mechanisms.integer import SkellamMechanism
-from diffsketch.privacy.noise import Noise, SecureNoise
-from diffsketch.privacy.simulated_noise import SERVER_NOISE, CohortNoise, NoiseKey
+from diffsketch.privacy.noise import SERVER_NOISE, CohortNoise, Noise, NoiseKey, SecureNoise
 from diffsketch.sketch.hashing import HashSeed, SketchKey
 
 _WANTED = "vectors must be a tensor or array of numbers (holders, dim)"

@@ -23,7 +23,7 @@ from diffsketch.errors import (
 )
 from diffsketch.methods import METHODS, Method, build_method, settings_of
 from diffsketch.methods.forecast import Plannable, RelativeError, Vectors
-from diffsketch.privacy.accounting.calibration import PoissonSampler
+from diffsketch.privacy.accounting.budget import PoissonSampler
 from diffsketch.privacy.claim import (
     Epsilon,
     ProvenClaim,

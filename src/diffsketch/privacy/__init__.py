@@ -5,15 +5,20 @@
 * `mechanisms`: clipping, noise and the claim, each mechanism from one object.
 * `accounting`: events, their composition, budgets, and accounts, also in a file.
 * `integer_table`: exact integer noise from random words; `noise` takes them from the operating
-  system, `simulated_noise` from a seeded generator.
+  system, or for simulation from a seeded generator.
 * `theorems`: the paper's theorems as calculators; what they say is claimed, not proven.
 
 `docs/privacy.md` is the introduction.
 """
 
 from diffsketch.privacy.accounting.account import Account, AccountBusy
-from diffsketch.privacy.accounting.budget import Budget, BudgetExceeded
-from diffsketch.privacy.accounting.calibration import PoissonSampler, calibrate, gaussian_multiplier
+from diffsketch.privacy.accounting.budget import (
+    Budget,
+    BudgetExceeded,
+    PoissonSampler,
+    calibrate,
+    gaussian_multiplier,
+)
 from diffsketch.privacy.claim import (
     Basis,
     Claim,
@@ -43,8 +48,7 @@ from diffsketch.privacy.mechanisms.integer import (
     DiscreteLaplaceMechanism,
     SkellamMechanism,
 )
-from diffsketch.privacy.noise import Noise, SecureNoise
-from diffsketch.privacy.simulated_noise import CohortNoise, FastNoise, NoiseKey
+from diffsketch.privacy.noise import CohortNoise, FastNoise, Noise, NoiseKey, SecureNoise
 from diffsketch.privacy.theorems import estimate_alpha, estimate_sigma, theorem1
 
 __all__ = [

@@ -23,16 +23,7 @@ from diffsketch.errors import (
     check_type,
     check_whole,
 )
-from diffsketch.privacy.accounting.events import (
-    Event,
-    check_event,
-    epsilon_for,
-    from_json,
-    is_sampled,
-    leaves,
-    repeated,
-    to_json,
-)
+from diffsketch.privacy.accounting import events
 
 
 def rounded_up(value: float, digits: int = 3) -> str:
@@ -287,14 +278,14 @@ class Epsilon:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any], scope_type: type[Scope] = Scope) -> Epsilon:
-        """Read what `to_json` wrote; `scope_type` is that of the scope it had."""
+    def from_json(cls, data: Mapping[str, Any]) -> Epsilon:
+        """Read what `to_json` wrote."""
         return cls(
             value=math.inf if data["value"] is None else data["value"],
             delta=data["delta"],
             rounds=data["rounds"],
             basis=Basis(data["basis"]),
-            scope=scope_type(data["unit"], data["relation"], data["trust"]),
+            scope=Scope(data["unit"], data["relation"], data["trust"]),
             simulated=data["simulated"],
             doors=tuple(data.get("doors", ())),
         )
@@ -346,23 +337,24 @@ class ProvenClaim:
     """
 
     scope: Scope
-    event: Event
+    event: events.Event
     mechanism: str
     basis: ClassVar[Basis] = Basis.PROVEN
     noise_is_proven: ClassVar[bool] = True  # of the messages, whatever else is sent beside them
 
     def __post_init__(self) -> None:
         _check_parts(self, "mechanism")
-        check_event(self.event)
+        events.check_event(self.event)
         # An empty composition would claim an epsilon of 0 for whatever is sent.
-        check(any(True for _ in leaves(self.event)), "event", "do something", self.event)
-        if is_sampled(self.event):
+        check(any(True for _ in events.leaves(self.event)), "event", "do something", self.event)
+        if events.is_sampled(self.event):
             check_samplable(self.scope)
 
     def epsilon(self, *, delta: float, rounds: int) -> Epsilon:
         """Compose `rounds` rounds to one epsilon."""
         check_whole("rounds", rounds, least=1)
-        return self.stated(epsilon_for(repeated(self.event, rounds), delta), delta, rounds)
+        total = events.repeated(self.event, rounds)
+        return self.stated(events.epsilon_for(total, delta), delta, rounds)
 
     def stated(self, value: float, delta: float, rounds: int) -> Epsilon:
         """An epsilon that was computed for rounds of which this is the weakest claim."""
@@ -370,7 +362,7 @@ class ProvenClaim:
 
     def __str__(self) -> str:
         sentence = self.scope.sentence
-        if is_sampled(self.event) and self.scope.unit is Unit.CLIENT:
+        if events.is_sampled(self.event) and self.scope.unit is Unit.CLIENT:
             sentence = f"how well {self.scope.viewers} can tell whether one client took part"
         return f"Proven: {self.mechanism} limits {sentence}."
 
@@ -558,7 +550,7 @@ def claim_to_json(claim: Claim) -> dict[str, Any]:
     scope = claim.scope
     data: dict[str, Any] = {"scope": [str(scope.unit), str(scope.relation), str(scope.trust)]}
     if isinstance(claim, ProvenClaim):
-        data |= {"event": to_json(claim.event), "mechanism": claim.mechanism}
+        data |= {"event": events.to_json(claim.event), "mechanism": claim.mechanism}
         if isinstance(claim, SimulatedClaim):
             data["simulated"] = True
         if isinstance(claim, OpenClaim):
@@ -579,7 +571,7 @@ def claim_from_json(data: Mapping[str, Any]) -> Claim:
         fields = dict(data)
         scope = Scope(*fields.pop("scope"))
         if "event" in fields:
-            fields["event"] = from_json(fields["event"])
+            fields["event"] = events.from_json(fields["event"])
             if "doors" in fields:
                 return OpenClaim(scope, **{**fields, "doors": tuple(fields["doors"])})
             # Written only where it is true.

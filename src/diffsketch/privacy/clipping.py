@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Self, TypeAlias
 
@@ -463,17 +463,13 @@ class CoordinateQuantizer(Grid):
         """The largest size of a cell, in steps."""
         return self.steps * self.load
 
-    @property
-    def _in_steps(self) -> CoordinateBound:
-        return replace(self.bound, limit=float(self.steps))
-
     def sensitivity(self, relation: RelationName) -> float:
         """The largest change of a message by one coordinate, in the L2 norm and in steps."""
-        return self._in_steps.sensitivity(relation)
+        return _change(float(self.steps), relation) * math.sqrt(self.bound.rows)
 
     def l1_sensitivity(self, relation: RelationName) -> float:
         """The same in the L1 norm."""
-        return self._in_steps.l1_sensitivity(relation)
+        return _change(float(self.steps), relation) * self.bound.rows
 
     def prepared(self, vectors: Tensor, noise: Noise) -> Tensor:
         """Clip and round the coordinates: whole numbers in float64, ready to be encoded."""
@@ -496,15 +492,14 @@ class WholeTables(Grid):
         norm: The largest Euclidean norm of a unit's table, in steps.
         distance: The largest norm of the difference of two of them, in steps.
         granularity: The step: a whole number `x` stands for `x * granularity`.
-        unit: Whose contribution a table is.
     """
 
     cells: int
     norm: float
     distance: float
     granularity: float = 1.0
-    unit: UnitName = Unit.CLIENT
 
+    unit: ClassVar[Unit] = Unit.CLIENT
     measure: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
@@ -512,7 +507,6 @@ class WholeTables(Grid):
         for name in ("norm", "distance", "granularity"):
             check_positive(name, getattr(self, name))
         check(self.distance <= 2 * self.norm, "distance", "be <= 2 * norm", self.distance)
-        object.__setattr__(self, "unit", check_choice("unit", self.unit, Unit))
 
     @property
     def bound(self) -> Self:

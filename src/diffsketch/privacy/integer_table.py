@@ -3,8 +3,8 @@
 Every comparison of a random real number with a probability is decided by as many bits as it takes.
 Nearly always the first 64 and a bound in floating point are enough; the rest is decided in many
 digits. So numbers have exactly the law of the rational number that a float parameter stands for,
-if the words are even and independent: those of the operating system (`noise`), or a seeded
-generator's, for simulation (`simulated_noise`). None of it takes constant time.
+if the words are even and independent: those of the operating system, or a seeded generator's, for
+simulation (`noise`). None of it takes constant time.
 """
 
 from __future__ import annotations

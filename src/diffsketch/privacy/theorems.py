@@ -43,6 +43,7 @@ from diffsketch.privacy.claim import (
 from diffsketch.sketch.count_sketch import CountSketch
 from diffsketch.sketch.hashing import check_sizes
 from diffsketch.sketch.kernels.estimators import Combine
+from diffsketch.sketch.statistics import summaries
 
 _check_sizes = lru_cache(maxsize=64, typed=True)(check_sizes)  # the same in each round of a run
 _SCOPE = Scope(Unit.COORDINATE, Relation.REPLACE, Trust.LOCAL)
@@ -201,9 +202,7 @@ def estimates(vectors: Tensor, *, validate: bool = True) -> tuple[Tensor, Tensor
     position = 0.9 * (length - 1)
     place = math.floor(position)
     if values.device.type == "cpu" and values.dtype in (torch.float32, torch.float64):
-        from diffsketch.sketch import statistics  # at first use: it takes Numba
-
-        sizes, spreads = statistics.summaries(values.numpy().reshape(-1, length), place)
+        sizes, spreads = summaries(values.numpy().reshape(-1, length), place)
         low, high = torch.from_numpy(sizes.astype(np.float64)).T.reshape(2, *lead)
         if values.dtype == torch.float32:  # whose squares float64 can hold
             return low + (high - low) * (position - place), torch.from_numpy(spreads.reshape(lead))

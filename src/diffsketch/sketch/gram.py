@@ -25,7 +25,7 @@ Matrix: TypeAlias = npt.NDArray[np.float64]
 _CHUNK = 512  # runs or coordinates that are hashed at a time
 
 
-def gram(seed: HashSeed, layout: SketchLayout, start: int, stop: int) -> Matrix:
+def gram(layout: SketchLayout, seed: HashSeed, start: int, stop: int) -> Matrix:
     """`S S'` of the coordinates from `start` to `stop`: `(rows * cols, rows * cols)`, exact."""
     rows, cols, words = layout.rows, layout.cols, seed.words_for(layout.rows)
     # No count is larger than the number of coordinates.

@@ -27,7 +27,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, ClassVar, Literal, Self, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -99,8 +99,30 @@ class HashSeed:
         return f"HashSeed(fingerprint={self.fingerprint.hex()})"
 
 
-@dataclass(frozen=True)
-class SketchKey:
+@dataclass(frozen=True, repr=False)
+class Secret:
+    """A secret of 256 bits. Each kind of secret has a purpose, so that no two kinds are equal."""
+
+    secret: bytes
+
+    purpose: ClassVar[bytes]
+
+    def __post_init__(self) -> None:
+        _check_secret("secret", self.secret)
+
+    @classmethod
+    def from_integer(cls, number: int) -> Self:
+        """A key for experiments, where a run is named by a number. Not a secret."""
+        check_whole("number", number, least=0, most=(1 << 256) - 1)
+        text = number.to_bytes(32, "little")
+        return cls(hashlib.blake2b(text, digest_size=32, person=cls.purpose).digest())
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(<secret>)"
+
+
+@dataclass(frozen=True, repr=False)
+class SketchKey(Secret):
     """A 256-bit secret shared by the workers, from which every round's hashes are derived.
 
     >>> key = SketchKey(bytes(32))
@@ -108,18 +130,7 @@ class SketchKey:
     (True, False)
     """
 
-    secret: bytes
-
-    def __post_init__(self) -> None:
-        _check_secret("secret", self.secret)
-
-    @classmethod
-    def from_integer(cls, number: int) -> SketchKey:
-        """A key for experiments, where a run is named by a number. Not a secret."""
-        check_whole("number", number, least=0, most=(1 << 256) - 1)
-        # Each purpose has its own `person`, so that no two kinds of secrets can be equal.
-        text = number.to_bytes(32, "little")
-        return cls(hashlib.blake2b(text, digest_size=32, person=b"ds-number").digest())
+    purpose: ClassVar[bytes] = b"ds-number"
 
     def seed(self, round_index: int) -> HashSeed:
         """The hash seed of a round."""
@@ -129,9 +140,6 @@ class SketchKey:
         return HashSeed(
             hashlib.blake2b(text, key=self.secret, digest_size=32, person=b"ds-round").digest()
         )
-
-    def __repr__(self) -> str:
-        return "SketchKey(<secret>)"
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, DataError, check, check_whole
-from diffsketch.privacy.accounting.calibration import PoissonSampler
-from diffsketch.privacy.simulated_noise import NoiseKey
+from diffsketch.privacy.accounting.budget import PoissonSampler
+from diffsketch.privacy.noise import NoiseKey
 from diffsketch.sketch.hashing import mix64
 from diffsketch.training.tasks import Batches, Devices
 

@@ -28,17 +28,10 @@ from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS, compute
 from scipy.special import log_ndtr, ndtr, ndtri
 
 from diffsketch.errors import ArgumentError
-from diffsketch.privacy.accounting.events import (
-    ApproximateEvent,
-    GaussianEvent,
-    LaplaceEvent,
-    Leaf,
-    PoissonEvent,
-    pure_bound,
-)
+from diffsketch.privacy.accounting import events
 
 _Array: TypeAlias = npt.NDArray[np.float64]
-_Parts: TypeAlias = Mapping[Leaf, int]
+_Parts: TypeAlias = Mapping[events.Leaf, int]
 
 _SMALL = 50  # margins in a delta, below which taking one off may cost more than Rényi's looseness
 _STEP = 0.02  # of the standard deviation of a round's loss: overstates epsilon by about 1e-4
@@ -58,14 +51,14 @@ _LEAST = 1e-15  # of a divergence, as zero would mean perfect privacy
 _SLACK = 1e-13  # of the logarithm of a moment, where it is a sum of many terms
 
 
-def as_dp_event(leaf: Leaf) -> Any:
+def as_dp_event(leaf: events.Leaf) -> Any:
     """The same event for dp-accounting's own accountants, which know no approximate ones."""
     match leaf:
-        case GaussianEvent():
+        case events.GaussianEvent():
             return dp_event.GaussianDpEvent(leaf.noise_multiplier)
-        case LaplaceEvent():
+        case events.LaplaceEvent():
             return dp_event.LaplaceDpEvent(leaf.noise_multiplier)
-        case PoissonEvent():
+        case events.PoissonEvent():
             return dp_event.PoissonSampledDpEvent(leaf.rate, as_dp_event(leaf.event))
     raise ArgumentError(f"leaf must be known to dp-accounting, got {leaf}")
 
@@ -111,7 +104,7 @@ def grid_step(parts: _Parts) -> float:
 def loss_distribution(parts: _Parts, step: float) -> Any:
     """The composed distribution of the privacy loss (dp-accounting's), never too favourable."""
     total = pld.identity(value_discretization_interval=step)
-    by_count: dict[int, list[Leaf]] = {}
+    by_count: dict[int, list[events.Leaf]] = {}
     for leaf, count in parts.items():
         by_count.setdefault(count, []).append(leaf)
     for count, kinds in by_count.items():
@@ -119,11 +112,13 @@ def loss_distribution(parts: _Parts, step: float) -> Any:
         # Kinds with equal counts share one repetition.
         once = pld.identity(value_discretization_interval=step)
         for leaf in kinds:
-            inner, rate = (leaf.event, leaf.rate) if isinstance(leaf, PoissonEvent) else (leaf, 1.0)
-            if isinstance(inner, ApproximateEvent):
+            inner, rate = (
+                (leaf.event, leaf.rate) if isinstance(leaf, events.PoissonEvent) else (leaf, 1.0)
+            )
+            if isinstance(inner, events.ApproximateEvent):
                 # The worst of all that is pure with this epsilon.
                 loss = _randomised_response(inner.epsilon, step)
-            elif isinstance(inner, GaussianEvent):
+            elif isinstance(inner, events.GaussianEvent):
                 loss = _sampled_gaussian(inner.noise_multiplier, rate, step)
             else:
                 loss = pld.from_laplace_mechanism(
@@ -201,32 +196,32 @@ def _finest(parts: _Parts) -> float:
     return max(alone / _MOST_POINTS, min(2 * total, alone + width) / _MOST_COMPOSED)
 
 
-def _widest(leaf: Leaf) -> float:
+def _widest(leaf: events.Leaf) -> float:
     """Estimate the largest loss on the grid."""
-    if isinstance(leaf, PoissonEvent):
+    if isinstance(leaf, events.PoissonEvent):
         return _widest(leaf.event)
-    if isinstance(leaf, GaussianEvent):
+    if isinstance(leaf, events.GaussianEvent):
         mu = 1 / leaf.noise_multiplier
         # The loss is normal with mean `mu**2 / 2` and deviation `mu`.
         return mu * mu / 2 + _TAIL * mu
-    return pure_bound(leaf)
+    return events.pure_bound(leaf)
 
 
-def _spread(leaf: Leaf) -> float:
+def _spread(leaf: events.Leaf) -> float:
     """Estimate the standard deviation of the loss: a bad one makes epsilon loose, never wrong."""
-    if isinstance(leaf, GaussianEvent):
+    if isinstance(leaf, events.GaussianEvent):
         return 1 / leaf.noise_multiplier
-    bound = pure_bound(leaf)
-    if isinstance(leaf, LaplaceEvent):
+    bound = events.pure_bound(leaf)
+    if isinstance(leaf, events.LaplaceEvent):
         return min(bound, math.sqrt(3))
-    if isinstance(leaf, ApproximateEvent):
+    if isinstance(leaf, events.ApproximateEvent):
         return bound / math.cosh(bound / 2)
     inner, rate = leaf.event, leaf.rate
-    if isinstance(inner, GaussianEvent):
+    if isinstance(inner, events.GaussianEvent):
         mu = 1 / inner.noise_multiplier
         there, absent = mu * _QUANTILES + mu * mu / 2, mu * _QUANTILES - mu * mu / 2
     else:
-        bound = pure_bound(inner)
+        bound = events.pure_bound(inner)
         there, absent = np.array([bound]), np.array([bound, -bound])
     losses = [np.logaddexp(math.log1p(-rate), math.log(rate) + loss) for loss in (there, absent)]
     moment = rate * np.mean(losses[0] ** 2) + (1 - rate) * np.mean(losses[1] ** 2)
@@ -250,21 +245,21 @@ def renyi_epsilon(parts: _Parts, delta: float) -> float:
     return float(compute_epsilon(orders, total, delta)[0])
 
 
-def _slope(leaf: Leaf) -> float:
+def _slope(leaf: events.Leaf) -> float:
     """Estimate the divergence of order `a`, over `a`; exact for Gaussian noise."""
-    if isinstance(leaf, PoissonEvent):
+    if isinstance(leaf, events.PoissonEvent):
         return leaf.rate**2 * _slope(leaf.event)
-    if isinstance(leaf, GaussianEvent):
+    if isinstance(leaf, events.GaussianEvent):
         return 0.5 / leaf.noise_multiplier / leaf.noise_multiplier
-    bound = pure_bound(leaf)
+    bound = events.pure_bound(leaf)
     return bound * bound / 2
 
 
-def _curve(leaf: Leaf, orders: _Array) -> _Array:
+def _curve(leaf: events.Leaf, orders: _Array) -> _Array:
     """Upper bounds on the Rényi divergences of these orders."""
-    if isinstance(leaf, GaussianEvent):
+    if isinstance(leaf, events.GaussianEvent):
         return orders * _slope(leaf)
-    if isinstance(leaf, PoissonEvent) and isinstance(leaf.event, GaussianEvent):
+    if isinstance(leaf, events.PoissonEvent) and isinstance(leaf.event, events.GaussianEvent):
         # A finite sum at whole orders; between them the moments' logarithm is convex.
         with np.errstate(all="ignore"):  # what overflows becomes infinite or NaN: no bound
             whole: _Array = RdpAccountant(_WHOLE_ORDERS).compose(as_dp_event(leaf)).rdp
@@ -276,13 +271,13 @@ def _curve(leaf: Leaf, orders: _Array) -> _Array:
             )
         return np.asarray(np.minimum(chord / (orders - 1), orders * _slope(leaf.event)))
     # Randomised response is the worst of all that has this pure epsilon.
-    bound = pure_bound(leaf)
+    bound = events.pure_bound(leaf)
     pure = np.minimum(bound, orders * bound * bound / 2)
     if bound >= 1e-3:  # below, the exact one is the same, and would be lost in rounding
         with np.errstate(under="ignore"):
             tail = np.log1p(np.exp((1 - 2 * orders) * bound)) - np.log1p(np.exp(-bound))
         pure = np.minimum(pure, bound + tail / (orders - 1) + _SLACK / (orders - 1))
-    if isinstance(leaf, LaplaceEvent):
+    if isinstance(leaf, events.LaplaceEvent):
         curve: _Array = RdpAccountant(orders).compose(as_dp_event(leaf)).rdp
         pure = np.minimum(curve + _SLACK / (orders - 1), pure)
     return np.asarray(pure)

@@ -71,8 +71,7 @@ from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check, check_positive, check_whole
 from diffsketch.privacy.accounting import events
-from diffsketch.privacy.accounting.calibration import PoissonSampler
-from diffsketch.privacy.accounting.events import Event, GaussianEvent
+from diffsketch.privacy.accounting.budget import PoissonSampler
 from diffsketch.privacy.claim import (
     ProvenClaim,
     Relation,
@@ -405,7 +404,7 @@ class IntegerMechanism(ABC):
         """Draw the noise of one message (of the server, for central trust): int64."""
 
     @abstractmethod
-    def _event(self, present: int) -> Event:
+    def _event(self, present: int) -> events.Event:
         """Return the event of a round with the noise of `present` members."""
 
     @abstractmethod
@@ -469,7 +468,7 @@ class DiscreteGaussianMechanism(IntegerMechanism):
         """Draw the noise of one message: int64."""
         return noise.discrete_gaussian(shape, self._share)
 
-    def _event(self, present: int) -> Event:
+    def _event(self, present: int) -> events.Event:
         share, members = self._share, present if self.shared else 1
         k = np.arange(1, members, dtype=np.float64)
         q = np.exp(-2 * (math.pi * share) ** 2 * k / (k + 1))
@@ -477,7 +476,7 @@ class DiscreteGaussianMechanism(IntegerMechanism):
         excess = 4 * float(np.arctanh(2 * q / (1 - q**3)).sum())
         curvature = 1 / (members * share**2) + excess
         shift = self.quantizer.sensitivity(self.relation)
-        return GaussianEvent(1 / (shift * widest_step(curvature)))
+        return events.gaussian(1 / (shift * widest_step(curvature)))
 
     def _log_tail(self, margin: float, sources: int) -> float:
         # A discrete Gaussian is sub-Gaussian with its own parameter, and so are sums.
@@ -540,7 +539,7 @@ class DiscreteLaplaceMechanism(IntegerMechanism):
         """Draw the noise of one message: int64."""
         return noise.discrete_laplace(shape, self.scale)
 
-    def _event(self, present: int) -> Event:  # noqa: ARG002
+    def _event(self, present: int) -> events.Event:  # noqa: ARG002
         rows = self.quantizer.bound.rows
         return events.repeated(events.laplace(self.noise_multiplier * rows), rows)
 
@@ -623,10 +622,10 @@ class SkellamMechanism(IntegerMechanism):
         sources = 1 if self.trust is Trust.CENTRAL else count
         return noise.skellam(shape, sources * self._share)
 
-    def _event(self, present: int) -> Event:
+    def _event(self, present: int) -> events.Event:
         variance = self._share * (present if self.shared else 1)
         shift = self.quantizer.sensitivity(self.relation)
-        return GaussianEvent(1 / (shift * widest_step(_curvature(variance))))
+        return events.gaussian(1 / (shift * widest_step(_curvature(variance))))
 
     def _log_tail(self, margin: float, sources: int) -> float:
         # Chernoff: E[exp(l x)] = exp(mu (cosh(l) - 1)), at its best for l = asinh(margin / mu).

@@ -11,18 +11,14 @@ has cells. L belongs to the round's hashes and is computed once for all workers.
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from diffsketch.privacy.noise import Noise
 from diffsketch.sketch.count_sketch import CountSketch
+from diffsketch.sketch.gram import gram, products
 from diffsketch.sketch.hashing import HashSeed
 
-_Matrix: TypeAlias = npt.NDArray[np.float64]
 # Nanoseconds, on a processor of 2.5 GHz: what appending numbers costs and what a factor does.
 _APPENDED = 12  # to draw a number and to add it to all rows
 _COUNTED = 1.1  # to count a coordinate, or a run of them, for two rows
@@ -31,13 +27,6 @@ _FACTORED = 0.012  # of a factorisation, times cells^3
 _WORKERS = 10  # of a small cohort, who share a factor
 
 _GROUP = 1 << 24  # numbers of extended vectors that are there at a time: 64 MiB
-
-
-def gram(sketch: CountSketch, seed: HashSeed, start: int, stop: int) -> _Matrix:
-    """`S S'` of the coordinates from `start` to `stop`, dense; whole numbers, hence exact."""
-    from diffsketch.sketch import gram as counts  # at first use: it takes Numba
-
-    return counts.gram(seed, sketch, start, stop)
 
 
 def factor(
@@ -104,8 +93,6 @@ def padded_tables(
     table is the same alone and in any batch, and which way is taken follows from the sizes and the
     hashes alone.
     """
-    from diffsketch.sketch import gram as counts  # at first use: it takes Numba
-
     dim, cells = vectors.shape[-1], sketch.rows * sketch.cols
     full = torch.full((len(vectors),), sketch.dim - dim)
     lengths = full if lengths is None else lengths.cpu()
@@ -117,9 +104,9 @@ def padded_tables(
         lower = factor(sketch, seed, dim, stop) if is_factored(sketch, dim, stop) else None
         if lower is not None:
             normals = noise.part(workers).normal((len(workers), cells), 1.0, dtype=torch.float64)
-            products = torch.from_numpy(counts.products(lower.numpy(), normals.numpy()))
+            mixed = torch.from_numpy(products(lower.numpy(), normals.numpy()))
             # L z has the covariance G: times the deviation, that of the appended numbers.
-            drawn = products * std[workers].cpu().double()[:, None]
+            drawn = mixed * std[workers].cpu().double()[:, None]
             tables[workers] += drawn.reshape(-1, sketch.rows, sketch.cols).to(tables)
             continue
         # In groups: a thousand vectors with 20n appended numbers would not fit into memory.
