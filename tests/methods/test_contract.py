@@ -23,7 +23,6 @@ from diffsketch.methods.client_noise import ClientNoise
 from diffsketch.privacy import CohortNoise, NoiseKey, ProvenClaim
 from diffsketch.training.rounds import DistributedSGD
 from diffsketch.training.simulation import Simulation
-from diffsketch.training.tasks import Batches, Examples
 from diffsketch.wire import SERVER, Message
 from tests.helpers.library import LIBRARY
 from tests.helpers.refusals import each_refused, refused
@@ -45,7 +44,7 @@ from tests.methods.cases import (
     standard_errors,
 )
 from tests.training.reference import DIM as TASK_DIM
-from tests.training.reference import ReferenceTrainer, make_task
+from tests.training.reference import FixedTrainer, make_task
 
 FAR = 6.5  # standard errors: beyond with probability below 1e-9 for 200 rounds and more
 ROUNDS = 300
@@ -342,18 +341,6 @@ PROVEN: dict[str, dict[str, object]] = SETTINGS | {
 }
 
 
-class Fixed(ReferenceTrainer):
-    """A trainer whose gradients are given."""
-
-    def __init__(self, rows: Tensor) -> None:
-        super().__init__()
-        self.rows = rows
-
-    def gradients(self, weights: Tensor, examples: Examples, batches: Batches) -> Tensor:
-        del weights, examples, batches
-        return self.rows
-
-
 @pytest.mark.parametrize("name", sorted(set(LIBRARY) - {"none", "sketch", "diffsketch"}))
 def test_a_vector_with_nan_or_infinity_counts_as_zeros(name: str) -> None:
     """Where the claim is proven: refused by the method, and zeros with their noise in a round."""
@@ -363,7 +350,7 @@ def test_a_vector_with_nan_or_infinity_counts_as_zeros(name: str) -> None:
 
     def total_of(vectors: Tensor) -> Tensor:
         simulation = Simulation(
-            make_task(*sizes), method=method, trainer=Fixed(vectors), rounds=1,
+            make_task(*sizes), method=method, trainer=FixedTrainer(vectors), rounds=1,
             algorithm=DistributedSGD(0.5, 4),
         )  # fmt: skip
         return simulation.step().published.total

@@ -15,7 +15,7 @@ from diffsketch.training.local import WorkerLoop
 from diffsketch.training.rounds import FedAvg
 from diffsketch.training.sampling import UniformSampler
 from diffsketch.training.simulation import Simulation
-from diffsketch.training.tasks import Devices, Examples, Task
+from diffsketch.training.tasks import Batches, Devices, Examples, Task
 
 INPUTS, CLASSES = 6, 3
 DIM = CLASSES * (INPUTS + 1)
@@ -28,6 +28,20 @@ class ReferenceTrainer(WorkerLoop):
 
     def __init__(self) -> None:
         super().__init__(make_model(0))
+
+
+class FixedTrainer(ReferenceTrainer):
+    """Returns the vectors that it is told, whatever the data."""
+
+    def __init__(self, rows: Tensor) -> None:
+        super().__init__()
+        self.rows = rows
+
+    def updates(
+        self, weights: Tensor, examples: Examples, batches: Batches, **options: Any
+    ) -> Tensor:
+        del weights, examples, options
+        return self.rows[: len(batches.indices)]
 
 
 def make_task(*sizes: int, seed: int = 0, spread: float = 1.0) -> Task:
@@ -78,11 +92,15 @@ def updates_of(simulation: Simulation, weights: Tensor, devices: list[int], inde
     )  # fmt: skip
 
 
+def idx_bytes(shape: tuple[int, ...], data: bytes) -> bytes:
+    """An idx file of unsigned bytes, the format of MNIST."""
+    return bytes([0, 0, 8, len(shape)]) + struct.pack(f">{len(shape)}I", *shape) + data
+
+
 def write_images(directory: Path, *, size: int = 4, count: int = 12, test_size: int = 4) -> None:
     """Idx files of a data set of one's own, in the format of MNIST."""
+    labels = idx_bytes((count,), bytes(i % 3 for i in range(count)))
     for prefix, side in (("train", size), ("t10k", test_size)):
-        header = struct.pack(">HBBIII", 0, 8, 3, count, side, side)
-        (directory / f"{prefix}-images-idx3-ubyte").write_bytes(header + bytes(count * side**2))
-        labels = bytes(i % 3 for i in range(count))
-        path = directory / f"{prefix}-labels-idx1-ubyte"
-        path.write_bytes(struct.pack(">HBBI", 0, 8, 1, count) + labels)
+        images = idx_bytes((count, side, side), bytes(count * side**2))
+        (directory / f"{prefix}-images-idx3-ubyte").write_bytes(images)
+        (directory / f"{prefix}-labels-idx1-ubyte").write_bytes(labels)

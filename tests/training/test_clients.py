@@ -29,6 +29,7 @@ from diffsketch.privacy.claim import (
     Unit,
 )
 from diffsketch.training.state import Participation
+from tests.helpers.refusals import refused
 
 SCOPE = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
 DELTA = 1e-5
@@ -88,8 +89,7 @@ def test_budget_stops_in_the_round_that_an_account_does(claim: ProvenClaim) -> N
     budget = Budget(epsilon=4.0, delta=DELTA)
     allowed = Account(budget).rounds_left(claim)
     accounts = repeated(Participation(2, budget), claim, allowed)
-    with pytest.raises(BudgetExceeded, match="above the budget of 4"):
-        accounts.after(claim, of(0))
+    refused(BudgetExceeded, "above the budget of 4", accounts.after, claim, of(0))
     assert allowed > 5
     assert accounts.rounds.tolist() == [allowed, 0]
     assert float(accounts.epsilon(DELTA)) <= 4.0
@@ -217,8 +217,7 @@ def test_refusals() -> None:
         Participation(2).after(MeasuredClaim(SCOPE, bound, 0.95, "an attack"), of(0))
     with pytest.raises(MismatchError, match="must be of 3 clients"):
         Participation(3).restored(accounts.saved())
-    with pytest.raises(ArgumentError, match="clients must be >= 1"):
-        Participation(0)
+    refused(ArgumentError, "clients must be >= 1", Participation, 0)
     assert torch.equal(accounts.saved()["participation.rounds"], torch.tensor([1, 0]))  # type: ignore[arg-type]
 
 

@@ -16,6 +16,7 @@ from diffsketch.training import local as functional_module
 from diffsketch.training.local import ClosedForm, Functional, LocalTrainer, WorkerLoop, trainer_for
 from diffsketch.training.models import CharLSTM, LogisticRegression, flatten
 from diffsketch.training.tasks import Batches, Examples
+from tests.helpers.refusals import refused
 from tests.training.local_cases import (
     CASES,
     CLASSES,
@@ -58,7 +59,7 @@ def two_threads() -> Iterator[None]:
 def test_gradients_are_those_of_the_loop(case: Made, ragged: bool) -> None:
     model, examples, trainer = case
     chosen = batches(6, 1, 5, ragged=ragged)
-    found = trainer.gradients(flatten(model), examples, chosen)
+    found = trainer.updates(flatten(model), examples, chosen, learning_rate=None)
     close(found, plain(model, examples, chosen, None))
     assert bool(found[3].any())
 
@@ -140,8 +141,7 @@ def test_evaluate(case: Made) -> None:
     expected = (scores.argmax(1) == examples.labels).float().mean()
     assert accuracy == pytest.approx(float(expected))
     nothing = Examples(examples.inputs[:0], examples.labels[:0])
-    with pytest.raises(ArgumentError, match="examples must not be empty"):
-        trainer.evaluate(flatten(model), nothing)
+    refused(ArgumentError, "examples must not be empty", trainer.evaluate, flatten(model), nothing)
 
 
 @pytest.mark.slow
@@ -167,7 +167,7 @@ def test_traces_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = Functional(model)
     for workers in (1, 2, 3, 1):
         chosen = batches(workers, 1, 5)
-        found = trainer.gradients(flatten(model), examples, chosen)
+        found = trainer.updates(flatten(model), examples, chosen, learning_rate=None)
         close(found, plain(model, examples, chosen, None))
     assert len(trainer._traces) == 2
 
@@ -217,9 +217,9 @@ def test_bad_arguments_are_refused(case: Made) -> None:
     model, examples, trainer = case
     weights, chosen = flatten(model), batches(3, 2, 5)
     with pytest.raises(MismatchError, match="gradients need exactly one step, got 2"):
-        trainer.gradients(weights, examples, chosen)
+        trainer.updates(weights, examples, chosen, learning_rate=None)
     indices, shape = chosen.indices, "present must have the shape of indices"
-    refused: list[tuple[str, torch.Tensor, Batches]] = [
+    bad: list[tuple[str, torch.Tensor, Batches]] = [
         ("weights must have the shape", weights[1:], chosen),
         ("weights must be float32", weights.double(), chosen),
         (r"indices must be \(workers, steps, batch_size\)", weights, Batches(indices[0])),
@@ -229,7 +229,7 @@ def test_bad_arguments_are_refused(case: Made) -> None:
         ("index|indices", weights, Batches(indices + COUNT)),
         ("index|indices", weights, Batches(indices - COUNT)),
     ]
-    for message, given, taken in refused:
+    for message, given, taken in bad:
         with pytest.raises((ArgumentError, MismatchError, IndexError), match=message):
             trainer.updates(given, examples, taken, learning_rate=0.3)
 
@@ -268,8 +268,7 @@ def test_choice(model: nn.Module, expected: type[LocalTrainer]) -> None:
     ],
 )
 def test_models_that_are_refused(make: Any, model: nn.Module, message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        make(model)
+    refused(ArgumentError, message, make, model)
 
 
 def test_harmless_layers_are_accepted() -> None:
@@ -295,7 +294,7 @@ class Counting(LogisticRegression):
 def test_changed_buffers_are_noticed(make: Callable[[nn.Module], LocalTrainer]) -> None:
     model = Counting()
     with pytest.raises(ArgumentError, match="change its buffers while training: seen"):
-        make(model).gradients(flatten(model), vectors(), batches(3, 1, 5))
+        make(model).updates(flatten(model), vectors(), batches(3, 1, 5), learning_rate=None)
 
 
 class Noisy(LogisticRegression):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import struct
 import tempfile
 import tracemalloc
 from importlib.resources import files
@@ -18,15 +17,13 @@ from hypothesis import strategies as st
 from diffsketch.errors import ArgumentError, DataError
 from diffsketch.training.data import load_mnist
 from diffsketch.training.data.mnist import MAX_BYTES, read_idx
+from tests.helpers.refusals import refused
+from tests.training.reference import idx_bytes
 
 # Damage is looked for in small files; a slow disk must not fail the test.
 SETTINGS = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 IMAGES, LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
-
-
-def idx_bytes(shape: tuple[int, ...], data: bytes) -> bytes:
-    return bytes([0, 0, 8, len(shape)]) + struct.pack(f">{len(shape)}I", *shape) + data
 
 
 def zipped(content: bytes) -> bytes:
@@ -113,8 +110,7 @@ def test_all_missing_files_are_listed(tmp_path: Path) -> None:
     assert str(tmp_path) in str(caught.value)
     assert f"missing {IMAGES} and {LABELS}" in str(caught.value)
     (tmp_path / IMAGES).write_bytes(IMAGE_FILE)
-    with pytest.raises(DataError, match=rf"missing {LABELS} \("):
-        load_mnist(tmp_path, split="test")
+    refused(DataError, rf"missing {LABELS} \(", load_mnist, tmp_path, split="test")
     with pytest.raises(DataError, match="nowhere: cannot be read as a directory"):
         load_mnist(tmp_path / "nowhere", split="train")
     with pytest.raises(ArgumentError, match="split must be 'train' or 'test', got split='valid'"):
@@ -168,8 +164,7 @@ BEYOND = idx_bytes((2**32 - 1,) * 3, bytes(100))
 def test_memory_is_bounded(tmp_path: Path, content: bytes, message: str, most: int) -> None:
     write_test_split(tmp_path, images=content)
     tracemalloc.start()
-    with pytest.raises(DataError, match=message):
-        load_mnist(tmp_path, split="test")
+    refused(DataError, message, load_mnist, tmp_path, split="test")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < most

@@ -21,6 +21,7 @@ from diffsketch.training.local import WorkerLoop, trainer_for
 from diffsketch.training.models import flatten, load
 from diffsketch.training.sampling import draw_batches, model_seeds
 from diffsketch.training.tasks import Examples
+from tests.helpers.refusals import refused
 
 SIZES = (6, 9, 4)  # whose batches of 4 are not all full
 
@@ -225,8 +226,7 @@ def test_dropout_has_a_generator_for_each_device() -> None:
 def test_batchnorm_keeps_its_statistics_local() -> None:
     data, model = arrays(), network(nn.BatchNorm1d(8))
     data["devices"]["device 9"] = tuple(part[:8] for part in data["devices"]["device 9"])
-    with pytest.raises(ArgumentError, match="keep_local=True"):
-        simulation(Task("own", model=model, **data))
+    refused(ArgumentError, "keep_local=True", simulation, Task("own", model=model, **data))
     task = Task("own", model=model, keep_local=True, **data)
     made = simulation(task)
     made.run()

@@ -33,6 +33,7 @@ from diffsketch.training.rounds import (
 from diffsketch.training.sampling import UniformSampler, draw_batches
 from diffsketch.training.simulation import Simulation
 from diffsketch.training.state import RoundResult
+from tests.helpers.refusals import refused
 from tests.training.reference import (
     DEVICES,
     DIM,
@@ -127,8 +128,7 @@ def test_bytes_of_fedavg_by_hand() -> None:
             synced[device] = index
         costs |= set(down)
     assert costs == {0, table, 2 * table, 3 * table, model}  # four rounds cost more than it
-    with pytest.raises(ArgumentError, match="round_index must be below rounds=30"):
-        simulation.step()
+    refused(ArgumentError, "round_index must be below rounds=30", simulation.step)
 
 
 @pytest.mark.parametrize(("correction", "up", "down"), [("off", 0, 0), ("shared", 4 + 3, 8 + 6)])
@@ -171,8 +171,7 @@ def test_bytes_of_sgd_by_hand(correction: Correction, up: int, down: int) -> Non
 )
 def test_bad_options(kind: Any, options: dict[str, object], message: str) -> None:
     usual = {} if kind is ServerOptimizer else {"learning_rate": 0.1, "batch_size": 10}
-    with pytest.raises(ArgumentError, match=message):
-        kind(**{**usual, **options})
+    refused(ArgumentError, message, kind, **{**usual, **options})
 
 
 ROUNDS = 120
@@ -328,8 +327,7 @@ def test_a_new_rule_is_one_function() -> None:
 def test_scaled_rows_on_their_own() -> None:
     both = scaled(torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]]), 1.0)
     assert torch.allclose(both, torch.tensor([[0.6, 0.8], [0.3, 0.4], [0.0, 0.0]]))
-    with pytest.raises(ArgumentError, match="finite"):
-        scaled(torch.tensor([1.0, math.nan]), 1.0)
+    refused(ArgumentError, "finite", scaled, torch.tensor([1.0, math.nan]), 1.0)
 
 
 @pytest.mark.parametrize(
@@ -345,8 +343,7 @@ def test_schedules(schedule: Schedule, expected: list[float]) -> None:
     rule = ServerOptimizer(server_step=2.0, schedule=schedule)
     assert [rule.factor(index, 4) for index in range(4)] == pytest.approx(expected)
     if schedule in ("linear", "cosine"):
-        with pytest.raises(ArgumentError, match="below rounds=4"):
-            rule.factor(4, 4)
+        refused(ArgumentError, "below rounds=4", rule.factor, 4, 4)
 
 
 def test_expected_counts_divide_the_sum() -> None:

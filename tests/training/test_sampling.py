@@ -26,6 +26,7 @@ from diffsketch.training.sampling import (
     draw_batches,
 )
 from diffsketch.training.tasks import Batches, Devices, Examples
+from tests.helpers.refusals import refused
 
 # Statistical tests here have fixed seeds; with others they would fail with this probability.
 CHANCE = 1e-6
@@ -310,5 +311,4 @@ def test_one_batch_takes_each_example_once_a_pass(size: int) -> None:
 )
 def test_bad_batches(cohort: Tensor, settings: dict[str, int], message: str) -> None:
     values = {"seed": 0, "round_index": 0, "batch_size": 4, "epochs": 1, **settings}
-    with pytest.raises(ArgumentError, match=message):
-        draw_batches(make_devices(3, 3), cohort, **values)
+    refused(ArgumentError, message, draw_batches, make_devices(3, 3), cohort, **values)

@@ -26,6 +26,7 @@ from diffsketch.training.data.shakespeare import (
     split_roles,
 )
 from diffsketch.training.tasks import Examples, load_task
+from tests.helpers.refusals import refused
 
 SETTINGS = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -58,8 +59,7 @@ def test_encoding_round_trip(text: str) -> None:
     ],
 )
 def test_unknown_character_is_named(text: str, shown: str) -> None:
-    with pytest.raises(DataError, match=f"^role 'ROMEO': .*{shown}"):
-        role_samples("ROMEO", text)
+    refused(DataError, f"^role 'ROMEO': .*{shown}", role_samples, "ROMEO", text)
 
 
 @SETTINGS
@@ -124,8 +124,7 @@ def test_damaged_embedded_text_is_found(
     path = tmp_path / "tinyshakespeare.txt.xz"
     path.write_bytes(damage(embedded_text()))
     monkeypatch.setattr("diffsketch.training.data.shakespeare.embedded_file", lambda _: path)
-    with pytest.raises(DataError, match=message):
-        load_role_texts()
+    refused(DataError, message, load_role_texts)
 
 
 def leaf_record(text: str) -> dict[str, Any]:
@@ -166,10 +165,8 @@ def test_leaf_samples_are_taken_as_they_are(tmp_path: Path, place: str) -> None:
 
 
 def test_missing_leaf_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no \*\.json in .*all_data or "):
-        load_shakespeare(tmp_path)
-    with pytest.raises(DataError, match="nowhere: expected a directory"):
-        load_shakespeare(tmp_path / "nowhere")
+    refused(DataError, r"no \*\.json in .*all_data or ", load_shakespeare, tmp_path)
+    refused(DataError, "nowhere: expected a directory", load_shakespeare, tmp_path / "nowhere")
 
 
 def _edit(**changes: object) -> Callable[[dict[str, Any]], None]:

@@ -16,6 +16,7 @@ from diffsketch.methods import GaussianMean
 from diffsketch.training.rounds import DistributedSGD
 from diffsketch.training.simulation import Simulation
 from diffsketch.training.tasks import Task, load_task
+from tests.helpers.refusals import refused
 
 
 def config(**changes: Any) -> RunConfig:
@@ -99,5 +100,4 @@ def test_persons_are_in_one_silo_each() -> None:
     ],
 )
 def test_what_is_refused(changes: dict[str, Any], text: str) -> None:
-    with pytest.raises(ArgumentError, match=text):
-        build(config(**changes))
+    refused(ArgumentError, text, build, config(**changes))

@@ -27,6 +27,7 @@ from diffsketch.training.sampling import (
     WeightedSampler,
 )
 from diffsketch.training.tasks import Task
+from tests.helpers.refusals import refused
 from tests.training.reference import (
     DEVICES,
     DIM,
@@ -124,8 +125,7 @@ def test_budget_stops_before_the_round() -> None:
     for _ in range(allowed):
         simulation.step()
     weights, state = simulation.weights, simulation.state_dict()
-    with pytest.raises(BudgetExceeded, match="above the budget of 3"):
-        simulation.step()
+    refused(BudgetExceeded, "above the budget of 3", simulation.step)
     assert torch.equal(simulation.weights, weights)
     assert simulation.round_index == allowed >= 1
     assert state["round_index"] == simulation.state_dict()["round_index"]
@@ -136,9 +136,11 @@ def test_paper_claims_are_per_round() -> None:
     simulation = simulate(CLAIMED)
     for _ in range(4):
         result = simulation.step()
-        assert result.noised is not None
-        assert 0 <= result.noised <= 1
-    assert simulate(SKETCH).step().noised is None
+        assert result.summed.noised is not None
+        assert 0 <= int(result.summed.noised.sum()) <= result.summed.count
+    progress = simulation.state.progress
+    assert (progress.messages, progress.validated) == (12, 12)
+    assert simulate(SKETCH).step().summed.noised is None
     found = simulation.epsilon(DELTA)
     assert (float(found), found.rounds, found.basis) == (1.0, 1, Basis.CLAIMED)
 
@@ -264,8 +266,7 @@ def test_nobody_is_drawn_twice(cohort: list[int], monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(engine, "PART_CELLS", DIM)
     simulation = simulate(LOCAL, sampler=Own(DEVICES))
-    with pytest.raises(ArgumentError, match="draw devices once each, in ascending order"):
-        simulation.step()
+    refused(ArgumentError, "draw devices once each, in ascending order", simulation.step)
     assert simulation.round_index == simulation.bytes_up == 0
     cohort.sort()
     if len(set(cohort)) == 3:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import runpy
 from pathlib import Path
@@ -17,7 +16,9 @@ from diffsketch.training.data import TASKS, load_mnist
 from diffsketch.training.defaults import TASK_DEFAULTS, TASK_TITLES
 from diffsketch.training.models import CharLSTM, LogisticRegression, flatten
 from diffsketch.training.tasks import Devices, Examples, Task, check_task, load_task
+from tests.helpers.refusals import refused
 from tests.training.reference import write_images
+from tests.training.test_shakespeare import leaf_record, write_json
 
 TEXT = "Shall I compare thee to a summer's day? Thou art more lovely and more temperate: "
 
@@ -114,8 +115,7 @@ def test_models(name: str, model: str | None, expected: type[nn.Module]) -> None
     ],
 )
 def test_bad_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        load_task(**arguments)
+    refused(ArgumentError, message, load_task, **arguments)
 
 
 def test_images_of_the_users(tmp_path: Path) -> None:
@@ -131,13 +131,10 @@ def test_images_of_the_users(tmp_path: Path) -> None:
 
 
 def write_leaf(path: Path, sizes: dict[str, int]) -> None:
-    data = {}
-    for name, size in sizes.items():
-        text = (TEXT * (size // len(TEXT) + 2))[: size + 80]
-        data[name] = {"x": [text[i : i + 80] for i in range(size)], "y": list(text[80:])}
-    path.parent.mkdir(exist_ok=True)
+    texts = {name: (TEXT * (size // len(TEXT) + 2))[: size + 80] for name, size in sizes.items()}
+    data = {name: leaf_record(text) for name, text in texts.items()}
     content = {"users": list(sizes), "num_samples": list(sizes.values()), "user_data": data}
-    path.write_text(json.dumps(content), encoding="utf-8")
+    write_json(path, content)
 
 
 def test_roles_of_the_users(tmp_path: Path) -> None:
@@ -150,8 +147,7 @@ def test_roles_of_the_users(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="expected 4 roles with 64 to 2200 samples, found 3"):
         load_task("shakespeare", workers=4, data_dir=tmp_path)
     write_leaf(tmp_path / "all.json", {"B": 64})
-    with pytest.raises(DataError, match="no test samples"):
-        load_task("shakespeare", data_dir=tmp_path)
+    refused(DataError, "no test samples", load_task, "shakespeare", data_dir=tmp_path)
 
 
 def test_a_division_of_the_users_is_kept(tmp_path: Path) -> None:
@@ -216,8 +212,7 @@ def task_with(
     ],
 )
 def test_what_does_not_fit_is_said(task: Task, kind: type[DiffSketchError], said: str) -> None:
-    with pytest.raises(kind, match=said):
-        check_task(task, task.model(0))
+    refused(kind, said, check_task, task, task.model(0))
 
 
 def test_what_fits_is_not_changed() -> None:

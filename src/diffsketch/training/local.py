@@ -65,18 +65,29 @@ class LocalTrainer(ABC):
                     "which each device normalises by its own batches"
                 )
 
-    def gradients(self, weights: Tensor, examples: Examples, batches: Batches) -> Tensor:
-        """Compute the gradient of each worker's only step: `(workers, dim)`, float32."""
-        self._check(weights, batches)
-        if batches.indices.shape[1] != 1:
-            raise MismatchError(f"gradients need exactly one step, got {batches.indices.shape[1]}")
-        return self._train(weights, examples, batches, None)
-
     def updates(
-        self, weights: Tensor, examples: Examples, batches: Batches, *, learning_rate: float
+        self, weights: Tensor, examples: Examples, batches: Batches, *, learning_rate: float | None
     ) -> Tensor:
-        """Compute the change of the weights by each worker's SGD: `(workers, dim)`, float32."""
-        self._check(weights, batches)
+        """Compute the change of the weights by each worker's SGD: `(workers, dim)`, float32.
+
+        Without a learning rate: the gradient of each worker's only step.
+        """
+        # Compared here first: nearly always nothing is wrong, and a round may be short.
+        if weights.dtype != torch.float32 or weights.shape != (self.dim,):
+            self._layout.check_weights(weights)
+        indices, present = batches.indices, batches.present
+        if indices.dtype != torch.int64 or indices.dim() != 3:
+            raise MismatchError(
+                "indices must be (workers, steps, batch_size) in int64, got "
+                f"{tuple(indices.shape)} in {indices.dtype}"
+            )
+        if present is not None and (present.dtype, present.shape) != (torch.bool, indices.shape):
+            raise MismatchError(
+                f"present must have the shape of indices, {tuple(indices.shape)}, in bool, got "
+                f"{tuple(present.shape)} in {present.dtype}"
+            )
+        if learning_rate is None and indices.shape[1] != 1:
+            raise MismatchError(f"gradients need exactly one step, got {indices.shape[1]}")
         return self._train(weights, examples, batches, learning_rate)
 
     def evaluate(self, weights: Tensor, examples: Examples) -> tuple[float, float]:
@@ -109,23 +120,6 @@ class LocalTrainer(ABC):
             self._model.train()
         accuracy = correct / examples.labels.numel() if classes else math.nan
         return float(loss) / len(examples), accuracy
-
-    def _check(self, weights: Tensor, batches: Batches) -> None:
-        """Raise unless these are weights of the model, and batches as `Batches` documents them."""
-        # Compared here first: nearly always nothing is wrong, and a round may be short.
-        if weights.dtype != torch.float32 or weights.shape != (self.dim,):
-            self._layout.check_weights(weights)
-        indices, present = batches.indices, batches.present
-        if indices.dtype != torch.int64 or indices.dim() != 3:
-            raise MismatchError(
-                "indices must be (workers, steps, batch_size) in int64, got "
-                f"{tuple(indices.shape)} in {indices.dtype}"
-            )
-        if present is not None and (present.dtype, present.shape) != (torch.bool, indices.shape):
-            raise MismatchError(
-                f"present must have the shape of indices, {tuple(indices.shape)}, in bool, got "
-                f"{tuple(present.shape)} in {present.dtype}"
-            )
 
     @abstractmethod
     def _train(

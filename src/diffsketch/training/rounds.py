@@ -86,10 +86,8 @@ class Algorithm:
             devices, cohort, seed=seed, round_index=round_index,
             batch_size=self.batch_size, epochs=self.local_epochs,
         )  # fmt: skip
-        examples = devices.examples
-        if self.local_epochs is not None:
-            return trainer.updates(weights, examples, batches, learning_rate=self.learning_rate)
-        return trainer.gradients(weights, examples, batches)
+        rate = None if self.local_epochs is None else self.learning_rate
+        return trainer.updates(weights, devices.examples, batches, learning_rate=rate)
 
 
 @dataclass(frozen=True)

@@ -192,12 +192,6 @@ class RoundResult:
     drift: float | None  # `relative_drift`, where workers' models may drift
     downloads: int  # devices that received something: as many vectors, without compression
 
-    @property
-    def noised(self) -> float | None:
-        """Share of workers that had to add noise, for methods that validate by Theorem 1."""
-        noised = self.summed.noised
-        return None if noised is None else float(noised.double().mean())
-
 
 @dataclass(frozen=True)
 class RunProgress:
@@ -213,14 +207,14 @@ class RunProgress:
 
     def after(self, result: RoundResult) -> RunProgress:
         """Count a round."""
-        count, saturated = result.summed.count, result.summed.saturated
-        validated = 0 if result.noised is None else count
+        summed, count, noised = result.summed, result.summed.count, result.summed.noised
+        cells = 0 if summed.saturated is None else count * result.published.total.numel()
         return RunProgress(
             self.messages + count,
-            self.validated + validated,
-            self.noised + round((result.noised or 0) * count),
-            self.rounded + (0 if saturated is None else count * result.published.total.numel()),
-            self.saturated + (saturated or 0),
+            self.validated + (0 if noised is None else count),
+            self.noised + (0 if noised is None else int(noised.sum())),
+            self.rounded + cells,
+            self.saturated + (summed.saturated or 0),
             self.left_out + len(result.left_out),
             self.downloads + result.downloads,
         )

@@ -121,10 +121,11 @@ def load_mnist(directory: Path | str | None = None, *, split: Literal["train", "
     """
     check(split in ("train", "test"), "split", "be 'train' or 'test'", split)
     prefix = {"train": "train", "test": "t10k"}[split]
+    parts = ((f"{prefix}-images", 3), (f"{prefix}-labels", 1))  # names, and dimensions
     if directory is None:
         images, labels = (
             read_idx(embedded_file(f"{name}-idx{ndim}-ubyte.gz"), ndim=ndim, sha256=_SHA256[name])
-            for name, ndim in ((f"{prefix}-images", 3), (f"{prefix}-labels", 1))
+            for name, ndim in parts
         )
         return Examples(images, labels)
     folder = Path(directory)
@@ -133,16 +134,13 @@ def load_mnist(directory: Path | str | None = None, *, split: Literal["train", "
     except (OSError, ValueError) as error:
         raise DataError(f"{folder}: cannot be read as a directory: {error}") from error
     paths, missing = list[Path](), list[str]()
-    for stem, ending in ((f"{prefix}-images", "idx3-ubyte"), (f"{prefix}-labels", "idx1-ubyte")):
-        spellings = [f"{stem}{dash}{ending}{gz}" for gz in ("", ".gz") for dash in "-."]
-        names = [name for name in spellings if name in present]
-        paths += [folder / name for name in names[:1]]
-        missing += [] if names else [spellings[0]]
-    problem = (
-        f"missing {' and '.join(missing)} (looked for each plain or with .gz, and with '.idx' "
-    )
-    problem += "'.idx' for '-idx')"
-    require(not missing, folder, problem)
+    for name, ndim in parts:
+        spellings = [f"{name}{dash}idx{ndim}-ubyte{gz}" for gz in ("", ".gz") for dash in "-."]
+        found = [spelling for spelling in spellings if spelling in present]
+        paths += [folder / spelling for spelling in found[:1]]
+        missing += [] if found else spellings[:1]
+    problem = f"missing {' and '.join(missing)} (looked for each plain or with .gz, and with '.idx'"
+    require(not missing, folder, f"{problem} for '-idx')")
     images, labels = read_idx(paths[0], ndim=3), read_idx(paths[1], ndim=1)
     if len(images) != len(labels):
         raise DataError(
