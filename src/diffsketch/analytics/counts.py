@@ -102,14 +102,13 @@ def private_counts(
             )
         return named_counts(items, keys_per_person, pair, promise, question_of(pair))
     items = items.asked(asked)
-    cells = None
     if message_bytes is not None:
         check_whole("message_bytes", message_bytes, least=8)
         cells = 8 * message_bytes // _message_bits(items.people)
-    if cells is not None and len(items.names) > cells:
-        if pair is not None:
-            raise ArgumentError("message_bytes must hold a number for each key, to sum values")
-        return _sketched_counts(items, keys_per_person, cells, message_bytes or 0, promise)
+        if len(items.names) > cells:
+            if pair is not None:
+                raise ArgumentError("message_bytes must hold a number for each key, to sum values")
+            return _sketched_counts(items, keys_per_person, cells, message_bytes, promise)
     return asked_counts(items, keys_per_person, pair, promise, question_of(pair))
 
 

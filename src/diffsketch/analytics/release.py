@@ -195,12 +195,9 @@ class Answer:
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield a dictionary for each name: name, estimate, low, high."""
-        columns = (self.names, self.estimates, self.low, self.high)
-        for name, *values in zip(*columns, strict=True):
-            yield {
-                "name": name,
-                **dict(zip(("estimate", "low", "high"), map(float, values), strict=True)),
-            }
+        ends = np.stack([self.estimates, self.low, self.high], axis=1).tolist()
+        for name, (estimate, low, high) in zip(self.names, ends, strict=True):
+            yield {"name": name, "estimate": estimate, "low": low, "high": high}
 
     def __getitem__(self, name: Any) -> float:
         return float(self.estimates[self.names.index(name)])
