@@ -464,7 +464,7 @@ def test_a_request_of_another_type_is_refused() -> None:
 
 CODES: list[dict[str, Any]] = [
     {"trust": "distributed", "population": 60, "rounds": 6},
-    {**POISSON, "population": 80, "rounds": 2},
+    {**POISSON, "population": 40, "rounds": 2},
     {"unit": "coordinate"},
     {"unit": "coordinate", "delta": 0.0},
 ]
