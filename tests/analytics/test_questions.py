@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -79,23 +78,23 @@ def test_answers_are_near_the_truth() -> None:
     assert "client unit, replace, central trust" in text
 
 
+@pytest.mark.filterwarnings("ignore:This is worse than nothing")  # as some are under local trust
 @pytest.mark.parametrize("question", ASKED)
 @pytest.mark.parametrize("trust", ["central", "distributed", "local"])
 def test_epsilon_has_its_words_and_the_account_pays(question: str, trust: str) -> None:
     if (question, trust) == ("sketches", "central"):
         trust = "distributed"
     account = Account(Budget(2.5, 1e-6))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", PlanWarning)  # local trust drowns some of them
-        answer = ASKED[question](trust, account=account)
-        assert answer.epsilon.scope == Scope(Unit.CLIENT, Relation.REPLACE, Trust(trust))
-        assert 1.99 < float(answer.epsilon) <= 2.0
-        assert account.rounds == 1
-        assert float(account.epsilon(delta=1e-6)) == pytest.approx(float(answer.epsilon))
-        refused(BudgetExceeded, "budget", ASKED[question], trust, account=account)
+    answer = ASKED[question](trust, account=account)
+    assert answer.epsilon.scope == Scope(Unit.CLIENT, Relation.REPLACE, Trust(trust))
+    assert 1.99 < float(answer.epsilon) <= 2.0
+    assert account.rounds == 1
+    assert float(account.epsilon(delta=1e-6)) == pytest.approx(float(answer.epsilon))
+    refused(BudgetExceeded, "budget", ASKED[question], trust, account=account)
     assert account.rounds == 1
 
 
+@pytest.mark.filterwarnings("ignore:This is worse than nothing")
 @pytest.mark.parametrize("relation", Relation)
 @pytest.mark.parametrize("question", ["mean", "persons", "counts", "values", "signed", "sketches",
                                       "quantiles"])  # fmt: skip
@@ -134,9 +133,7 @@ def test_one_person_moves_a_table_by_what_noise_is_made_for(
         else:
             ids = [np.abs(side.astype(np.int64)) % 40 for side in (first, second)]
             worlds = ([ids[0], *others], [ids[1], *others])
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", PlanWarning)
-            shares += moved(run(worlds[0]), run(worlds[1]))
+        shares += moved(run(worlds[0]), run(worlds[1]))
     assert max(shares) <= (1 + 1e-9) * (1 if relation is Relation.REPLACE else 2)
     if question in ("mean", "persons", "quantiles") and relation is Relation.REPLACE:
         assert max(shares) > 0.99
@@ -195,11 +192,8 @@ def test_worse_than_nothing_is_a_warning() -> None:
         private_counts(None, [1, 2], asked=[1, 2], epsilon=0.1)
     with pytest.warns(PlanWarning, match="tells no rank"):
         private_quantiles([1.0, 2.0], 0.5, bounds=(0, 10), epsilon=0.1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        mean()
-        counts()
-        quantiles()
+    for ask in (mean, counts, quantiles):  # where warnings are errors, as in all tests
+        ask()
 
 
 def test_a_method_that_is_worse_than_nothing_is_a_warning() -> None:
@@ -207,9 +201,7 @@ def test_a_method_that_is_worse_than_nothing_is_a_warning() -> None:
     loud = GaussianMean(50, clip=1.0, noise_multiplier=50.0, trust="central")
     with pytest.warns(PlanWarning, match="worse than nothing.*20 vectors"):
         private_mean(vectors, loud)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        private_mean(vectors, replace(loud, noise_multiplier=1.0))
+    private_mean(vectors, replace(loud, noise_multiplier=1.0))  # here a warning is an error
 
 
 def test_which_way_is_said() -> None:
