@@ -45,7 +45,7 @@ from diffsketch.training.models import flatten
 from diffsketch.training.rounds import FedAvg
 from diffsketch.training.sampling import UniformSampler
 from diffsketch.training.simulation import Simulation
-from diffsketch.training.tasks import Batches, Examples, Task, load_task
+from diffsketch.training.tasks import Batches, Task, load_task
 
 COHORTS = (10, 100, 1000)
 STEPS = (1, 10, 100)  # devices a round
@@ -157,9 +157,9 @@ class PlainLSTM(nn.Module):
         return scores
 
 
-def lstm_loop(examples: Examples, batches: Batches) -> Callable[[], Tensor]:
+def lstm_loop(batches: Batches) -> Callable[[], Tensor]:
     """Each device in turn: take the weights, one step of `torch.optim.SGD`."""
-    model = PlainLSTM()
+    model, examples = PlainLSTM(), batches.examples
     weights = flatten(model)
 
     def one_step() -> Tensor:
@@ -182,9 +182,9 @@ def run_steps(devices: int, *, repeat: int) -> dict[str, Any]:
     task = load_task("shakespeare")
     generator = torch.Generator().manual_seed(0)
     examples = task.devices.examples
-    batches = Batches(torch.randint(len(examples), (devices, 1, 10), generator=generator))
-    jobs = [Job("nn.LSTM loop", "step", lstm_loop(examples, batches))]
-    jobs.append(Job("ours, lstm", "step", _updates(task.model(0), examples, batches), ours=True))
+    batches = Batches(examples, torch.randint(len(examples), (devices, 1, 10), generator=generator))
+    jobs = [Job("nn.LSTM loop", "step", lstm_loop(batches))]
+    jobs.append(Job("ours, lstm", "step", _updates(task.model(0), batches), ours=True))
     timings = measure(jobs, device=torch.device("cpu"), repeat=repeat)
     seconds = {timing.job.name: timing.median for timing in timings}
     plain = seconds["nn.LSTM loop"]
@@ -198,9 +198,9 @@ def run_steps(devices: int, *, repeat: int) -> dict[str, Any]:
     return {"devices": devices, "median_s": seconds, "least_s": least}
 
 
-def _updates(model: nn.Module, examples: Examples, batches: Batches) -> Callable[[], Tensor]:
+def _updates(model: nn.Module, batches: Batches) -> Callable[[], Tensor]:
     trainer, weights = trainer_for(model), flatten(model)
-    return lambda: trainer.updates(weights, examples, batches, learning_rate=0.8)
+    return lambda: trainer.updates(weights, batches, learning_rate=0.8)
 
 
 def run_memory(cohort: int) -> list[dict[str, Any]]:

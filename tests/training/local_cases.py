@@ -86,25 +86,25 @@ CASES: dict[str, Case] = {
 }
 
 
-def batches(workers: int, steps: int, size: int, *, ragged: bool = False) -> Batches:
+def batches(
+    examples: Examples, workers: int, steps: int, size: int, *, ragged: bool = False
+) -> Batches:
     """Any examples; ragged ones have short batches, steps without examples and an empty worker."""
     generator = torch.Generator().manual_seed(2)
     indices = torch.randint(COUNT, (workers, steps, size), generator=generator)
     if not ragged:
-        return Batches(indices)
+        return Batches(examples, indices)
     present = torch.rand(indices.shape, generator=generator) < 0.6
     present[0, 0] = False  # the first step of a worker
     present[1, -1] = False  # the last one
     present[2] = False  # nothing at all
     present[3] = True
-    return Batches(indices * present, present)
+    return Batches(examples, indices * present, present)
 
 
-def plain(
-    model: nn.Module, examples: Examples, batches: Batches, learning_rate: float | None
-) -> Tensor:
+def plain(model: nn.Module, batches: Batches, learning_rate: float | None) -> Tensor:
     """The obvious loop: updates, or gradients if there is no learning rate."""
-    rows = []
+    rows, examples = [], batches.examples
     for worker, steps in enumerate(batches.indices):
         local = copy.deepcopy(model)
         before = flatten(local)

@@ -37,10 +37,8 @@ class FixedTrainer(ReferenceTrainer):
         super().__init__()
         self.rows = rows
 
-    def updates(
-        self, weights: Tensor, examples: Examples, batches: Batches, **options: Any
-    ) -> Tensor:
-        del weights, examples, options
+    def updates(self, weights: Tensor, batches: Batches, **options: Any) -> Tensor:
+        del weights, options
         return self.rows[: len(batches.indices)]
 
 

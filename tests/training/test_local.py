@@ -58,18 +58,18 @@ def two_threads() -> Iterator[None]:
 @pytest.mark.parametrize("ragged", [False, True])
 def test_gradients_are_those_of_the_loop(case: Made, ragged: bool) -> None:
     model, examples, trainer = case
-    chosen = batches(6, 1, 5, ragged=ragged)
-    found = trainer.updates(flatten(model), examples, chosen, learning_rate=None)
-    close(found, plain(model, examples, chosen, None))
+    chosen = batches(examples, 6, 1, 5, ragged=ragged)
+    found = trainer.updates(flatten(model), chosen, learning_rate=None)
+    close(found, plain(model, chosen, None))
     assert bool(found[3].any())
 
 
 @pytest.mark.parametrize(("steps", "ragged"), [(1, False), (3, False), (3, True)])
 def test_updates_are_those_of_the_loop(case: Made, steps: int, ragged: bool) -> None:
     model, examples, trainer = case
-    chosen = batches(6, steps, 5, ragged=ragged)
-    found = trainer.updates(flatten(model), examples, chosen, learning_rate=0.3)
-    expected = plain(model, examples, chosen, 0.3)
+    chosen = batches(examples, 6, steps, 5, ragged=ragged)
+    found = trainer.updates(flatten(model), chosen, learning_rate=0.3)
+    expected = plain(model, chosen, 0.3)
     close(found, expected)
     # The tolerance tells steps from no steps, and this learning rate from another.
     assert bool(((found[3] - 1.01 * expected[3]).abs() > 1e-4 * expected[3].abs() + 2e-6).any())
@@ -82,12 +82,12 @@ def test_one_worker_and_none(case: Made) -> None:
     model, examples, trainer = case
     weights = flatten(model)
     assert trainer.dim == len(weights)
-    alone = batches(1, 2, 3)
-    found = trainer.updates(weights, examples, alone, learning_rate=0.3)
-    close(found, plain(model, examples, alone, 0.3))
+    alone = batches(examples, 1, 2, 3)
+    found = trainer.updates(weights, alone, learning_rate=0.3)
+    close(found, plain(model, alone, 0.3))
     for shape in ((0, 2, 3), (3, 0, 5)):  # nobody, and workers without a step
-        idle = Batches(torch.empty(shape, dtype=torch.int64))
-        found = trainer.updates(weights, examples, idle, learning_rate=0.3)
+        idle = Batches(examples, torch.empty(shape, dtype=torch.int64))
+        found = trainer.updates(weights, idle, learning_rate=0.3)
         assert torch.equal(found, torch.zeros(shape[0], trainer.dim))
 
 
@@ -99,13 +99,13 @@ def test_same_input_same_bits(case: Made) -> None:
     before, untouched = torch.get_rng_state(), weights.clone()
     other = type(trainer)(model)
     for ragged in (False, True):
-        chosen = batches(9, 2, 5, ragged=ragged)
-        first = trainer.updates(weights, examples, chosen, learning_rate=0.3)
+        chosen = batches(examples, 9, 2, 5, ragged=ragged)
+        first = trainer.updates(weights, chosen, learning_rate=0.3)
         kept = first.clone()
-        assert torch.equal(trainer.updates(weights, examples, chosen, learning_rate=0.3), kept)
-        assert torch.equal(other.updates(weights, examples, chosen, learning_rate=0.3), kept)
+        assert torch.equal(trainer.updates(weights, chosen, learning_rate=0.3), kept)
+        assert torch.equal(other.updates(weights, chosen, learning_rate=0.3), kept)
         # What was handed out stays, and nothing else was written to.
-        trainer.updates(weights, examples, batches(9, 1, 4), learning_rate=0.1)
+        trainer.updates(weights, batches(examples, 9, 1, 4), learning_rate=0.1)
         assert torch.equal(first, kept)
     assert torch.equal(weights, untouched)
     assert torch.equal(torch.get_rng_state(), before)
@@ -118,17 +118,17 @@ def test_nan_stays_with_its_worker(case: Made) -> None:
         pytest.skip("windows of characters cannot be NaN")
     inputs = examples.inputs.clone()
     inputs[0] = torch.nan  # what empty places point at
-    chosen = batches(6, 2, 5, ragged=True)
+    chosen = batches(examples, 6, 2, 5, ragged=True)
     present = chosen.present
     assert present is not None
     chosen.indices[4, 0] = 0
     present[4, 0] = True
     has_nan = (present & (chosen.indices == 0)).flatten(1).any(1)
     assert 0 < int(has_nan.sum()) < 6
-    examples = Examples(inputs, examples.labels)
-    found = trainer.updates(flatten(model), examples, chosen, learning_rate=0.3)
+    chosen = replace(chosen, examples=Examples(inputs, examples.labels))
+    found = trainer.updates(flatten(model), chosen, learning_rate=0.3)
     # The worker without any example has no place of its own to point at; it trains nothing.
-    expected = plain(model, examples, chosen, 0.3)
+    expected = plain(model, chosen, 0.3)
     assert torch.isfinite(found).all(1).tolist() == torch.isfinite(expected).all(1).tolist()
 
 
@@ -153,9 +153,9 @@ def test_parts_of_a_cohort_are_the_cohort(monkeypatch: pytest.MonkeyPatch) -> No
     for model in (logistic(), perceptron()):
         trainer = trainer_for(model)
         for ragged in (False, True):
-            chosen = batches(9, 2, 5, ragged=ragged)
-            found = trainer.updates(flatten(model), examples, chosen, learning_rate=0.3)
-            close(found, plain(model, examples, chosen, 0.3))
+            chosen = batches(examples, 9, 2, 5, ragged=ragged)
+            found = trainer.updates(flatten(model), chosen, learning_rate=0.3)
+            close(found, plain(model, chosen, 0.3))
         with torch.no_grad():
             expected = cross_entropy(model(examples.inputs), examples.labels)
         assert trainer.evaluate(flatten(model), examples)[0] == pytest.approx(float(expected))
@@ -166,9 +166,9 @@ def test_traces_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     model, examples = perceptron(), vectors()
     trainer = Functional(model)
     for workers in (1, 2, 3, 1):
-        chosen = batches(workers, 1, 5)
-        found = trainer.updates(flatten(model), examples, chosen, learning_rate=None)
-        close(found, plain(model, examples, chosen, None))
+        chosen = batches(examples, workers, 1, 5)
+        found = trainer.updates(flatten(model), chosen, learning_rate=None)
+        close(found, plain(model, chosen, None))
     assert len(trainer._traces) == 2
 
 
@@ -178,17 +178,18 @@ def test_bits_do_not_depend_on_threads() -> None:
     for threads in (1, 2):
         torch.set_num_threads(threads)
         trainer = trainer_for(model)
-        found += [trainer.updates(flatten(model), windows(), batches(5, 2, 5), learning_rate=0.3)]
+        chosen = batches(windows(), 5, 2, 5)
+        found += [trainer.updates(flatten(model), chosen, learning_rate=0.3)]
     assert torch.equal(*found)
 
 
 def test_whole_numbers_are_taken_as_they_are() -> None:
     model, floats = logistic(), vectors()
     pixels = Examples((10 * floats.inputs).to(torch.uint8), floats.labels)
-    chosen = batches(4, 2, 3)
+    chosen = batches(pixels, 4, 2, 3)
     for trainer in (trainer_for(model), Functional(model), WorkerLoop(model)):
-        found = trainer.updates(flatten(model), pixels, chosen, learning_rate=0.01)
-        close(found, plain(model, pixels, chosen, 0.01))
+        found = trainer.updates(flatten(model), chosen, learning_rate=0.01)
+        close(found, plain(model, chosen, 0.01))
         same = Examples(pixels.inputs.float(), pixels.labels)
         assert trainer.evaluate(flatten(model), pixels) == trainer.evaluate(flatten(model), same)
 
@@ -198,14 +199,14 @@ def test_whole_numbers_are_taken_as_they_are() -> None:
 def test_on_the_device_of_the_weights(name: str) -> None:
     device = "cuda"
     make, examples_of, make_trainer = CASES[name]
-    model, examples, chosen = make(), examples_of(), batches(6, 2, 5, ragged=True)
-    expected = plain(model, examples, chosen, 0.3)
+    model, chosen = make(), batches(examples_of(), 6, 2, 5, ragged=True)
+    expected = plain(model, chosen, 0.3)
     trainer = make_trainer(model.to(device))
-    there = Examples(examples.inputs.to(device), examples.labels.to(device))
+    there = chosen.examples.to(torch.device(device))
     present = chosen.present
     assert present is not None
-    moved = Batches(chosen.indices.to(device), present.to(device))
-    found = trainer.updates(flatten(model), there, moved, learning_rate=0.3)
+    moved = Batches(there, chosen.indices.to(device), present.to(device))
+    found = trainer.updates(flatten(model), moved, learning_rate=0.3)
     assert found.device.type == device
     # On CUDA convolutions and recurrences may use other algorithms, in TF32 for one.
     torch.testing.assert_close(found.cpu(), expected, rtol=1e-3, atol=1e-3)
@@ -215,23 +216,23 @@ def test_on_the_device_of_the_weights(name: str) -> None:
 @each_kind
 def test_bad_arguments_are_refused(case: Made) -> None:
     model, examples, trainer = case
-    weights, chosen = flatten(model), batches(3, 2, 5)
+    weights, chosen = flatten(model), batches(examples, 3, 2, 5)
     with pytest.raises(MismatchError, match="gradients need exactly one step, got 2"):
-        trainer.updates(weights, examples, chosen, learning_rate=None)
+        trainer.updates(weights, chosen, learning_rate=None)
     indices, shape = chosen.indices, "present must have the shape of indices"
     bad: list[tuple[str, torch.Tensor, Batches]] = [
         ("weights must have the shape", weights[1:], chosen),
         ("weights must be float32", weights.double(), chosen),
-        (r"indices must be \(workers, steps, batch_size\)", weights, Batches(indices[0])),
-        ("in torch.int32", weights, Batches(indices.int())),
-        (shape, weights, Batches(indices, torch.ones(3, 2, 4, dtype=torch.bool))),
-        ("in torch.float32", weights, Batches(indices, torch.ones(3, 2, 5))),
-        ("index|indices", weights, Batches(indices + COUNT)),
-        ("index|indices", weights, Batches(indices - COUNT)),
+        (r"indices must be \(workers, steps, batch_size\)", weights, Batches(examples, indices[0])),
+        ("in torch.int32", weights, Batches(examples, indices.int())),
+        (shape, weights, Batches(examples, indices, torch.ones(3, 2, 4, dtype=torch.bool))),
+        ("in torch.float32", weights, Batches(examples, indices, torch.ones(3, 2, 5))),
+        ("index|indices", weights, Batches(examples, indices + COUNT)),
+        ("index|indices", weights, Batches(examples, indices - COUNT)),
     ]
     for message, given, taken in bad:
         with pytest.raises((ArgumentError, MismatchError, IndexError), match=message):
-            trainer.updates(given, examples, taken, learning_rate=0.3)
+            trainer.updates(given, taken, learning_rate=0.3)
 
 
 class Scaled(LogisticRegression):
@@ -273,9 +274,9 @@ def test_models_that_are_refused(make: Any, model: nn.Module, message: str) -> N
 
 def test_harmless_layers_are_accepted() -> None:
     layers = (nn.BatchNorm1d(FEATURES, track_running_stats=False), nn.Dropout(0.0), logistic())
-    model, chosen, examples = nn.Sequential(*layers), batches(3, 2, 5), vectors()
-    found = trainer_for(model).updates(flatten(model), examples, chosen, learning_rate=0.3)
-    close(found, plain(model, examples, chosen, 0.3))
+    model, chosen = nn.Sequential(*layers), batches(vectors(), 3, 2, 5)
+    found = trainer_for(model).updates(flatten(model), chosen, learning_rate=0.3)
+    close(found, plain(model, chosen, 0.3))
 
 
 class Counting(LogisticRegression):
@@ -294,7 +295,7 @@ class Counting(LogisticRegression):
 def test_changed_buffers_are_noticed(make: Callable[[nn.Module], LocalTrainer]) -> None:
     model = Counting()
     with pytest.raises(ArgumentError, match="change its buffers while training: seen"):
-        make(model).updates(flatten(model), vectors(), batches(3, 1, 5), learning_rate=None)
+        make(model).updates(flatten(model), batches(vectors(), 3, 1, 5), learning_rate=None)
 
 
 class Noisy(LogisticRegression):
@@ -307,14 +308,14 @@ class Noisy(LogisticRegression):
 def test_what_functions_draw_follows_from_the_workers_seeds(
     make: Callable[[nn.Module], LocalTrainer],
 ) -> None:
-    model, examples, chosen = Noisy(FEATURES, CLASSES), vectors(), batches(3, 2, 5)
+    model, chosen = Noisy(FEATURES, CLASSES), batches(vectors(), 3, 2, 5)
     chosen, state = replace(chosen, seeds=lambda: torch.arange(3)), torch.get_rng_state()
     trainer, weights = make(model), flatten(model)
-    found = [trainer.updates(weights, examples, chosen, learning_rate=0.3) for _ in range(2)]
+    found = [trainer.updates(weights, chosen, learning_rate=0.3) for _ in range(2)]
     assert torch.equal(*found)
     assert torch.equal(torch.get_rng_state(), state)
-    last = Batches(chosen.indices[2:], seeds=lambda: torch.tensor([2]))
-    alone = trainer.updates(weights, examples, last, learning_rate=0.3)
+    last = replace(chosen, indices=chosen.indices[2:], seeds=lambda: torch.tensor([2]))
+    alone = trainer.updates(weights, last, learning_rate=0.3)
     assert torch.equal(alone[0], found[0][2])
     other = replace(chosen, seeds=lambda: torch.arange(1, 4))
-    assert not torch.equal(trainer.updates(weights, examples, other, learning_rate=0.3), found[0])
+    assert not torch.equal(trainer.updates(weights, other, learning_rate=0.3), found[0])

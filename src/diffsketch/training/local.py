@@ -65,9 +65,7 @@ class LocalTrainer(ABC):
                     "which each device normalises by its own batches"
                 )
 
-    def updates(
-        self, weights: Tensor, examples: Examples, batches: Batches, *, learning_rate: float | None
-    ) -> Tensor:
+    def updates(self, weights: Tensor, batches: Batches, *, learning_rate: float | None) -> Tensor:
         """Compute the change of the weights by each worker's SGD: `(workers, dim)`, float32.
 
         Without a learning rate: the gradient of each worker's only step.
@@ -88,7 +86,7 @@ class LocalTrainer(ABC):
             )
         if learning_rate is None and indices.shape[1] != 1:
             raise MismatchError(f"gradients need exactly one step, got {indices.shape[1]}")
-        return self._train(weights, examples, batches, learning_rate)
+        return self._train(weights, batches, learning_rate)
 
     def evaluate(self, weights: Tensor, examples: Examples) -> tuple[float, float]:
         """Compute mean loss and accuracy, in parts that fit into memory.
@@ -122,9 +120,7 @@ class LocalTrainer(ABC):
         return float(loss) / len(examples), accuracy
 
     @abstractmethod
-    def _train(
-        self, weights: Tensor, examples: Examples, batches: Batches, rate: float | None
-    ) -> Tensor:
+    def _train(self, weights: Tensor, batches: Batches, rate: float | None) -> Tensor:
         """Compute gradients if there is no learning rate, else updates."""
 
 
@@ -185,11 +181,9 @@ class Functional(LocalTrainer):
         self._frozen = [n for n, p in model.named_parameters() if not p.requires_grad]
         self._traces: dict[tuple[Any, ...], Gradient] = {}  # the least recently used first
 
-    def _train(
-        self, weights: Tensor, examples: Examples, batches: Batches, rate: float | None
-    ) -> Tensor:
+    def _train(self, weights: Tensor, batches: Batches, rate: float | None) -> Tensor:
         if self._loop is not None:
-            return self._loop._train(weights, examples, batches, rate)
+            return self._loop._train(weights, batches, rate)
         # Workers without examples have places that point at another's, with weight zero: cleared at
         # the end.
         indices, places = weighted_places(batches)
@@ -201,10 +195,10 @@ class Functional(LocalTrainer):
         at_once = max(1, self.examples_at_once // indices.shape[2])
         cut = zip(torch.split(indices, at_once), torch.split(places, at_once), strict=True)
         try:
-            parts = [self._train_part(weights, examples, part, rate) for part in cut]
+            parts = [self._train_part(weights, batches.examples, part, rate) for part in cut]
         except _UntraceableError:
             self._loop = WorkerLoop(self._model)
-            return self._loop._train(weights, examples, batches, rate)
+            return self._loop._train(weights, batches, rate)
         return clear_absent(parts[0] if len(parts) == 1 else torch.cat(parts), batches)
 
     def _train_part(
@@ -294,14 +288,12 @@ class ClosedForm(Functional):
         super().__init__(model)
         self._classes, self._features = model.weight.shape
 
-    def _train(
-        self, weights: Tensor, examples: Examples, batches: Batches, rate: float | None
-    ) -> Tensor:
-        inputs = examples.inputs
+    def _train(self, weights: Tensor, batches: Batches, rate: float | None) -> Tensor:
+        examples, inputs = batches.examples, batches.examples.inputs
         # Compiled loops take float32 as it lies in memory; everything else goes the general way.
         here = weights.device.type == inputs.device.type == "cpu" and inputs.dtype == torch.float32
         if not (here and inputs.is_contiguous() and weights.is_contiguous()):
-            return super()._train(weights, examples, batches, rate)
+            return super()._train(weights, batches, rate)
         indices, places = weighted_places(batches)
         if indices.numel() == 0:
             return weights.new_zeros(len(indices), self.dim)
@@ -353,22 +345,20 @@ class WorkerLoop(LocalTrainer):
         self._draws = any(map(_draws_numbers, model.modules()))
         self._replicas: list[_Replica] = []
 
-    def _train(
-        self, weights: Tensor, examples: Examples, batches: Batches, rate: float | None
-    ) -> Tensor:
+    def _train(self, weights: Tensor, batches: Batches, rate: float | None) -> Tensor:
         out, before = weights.new_empty(len(batches.indices), self.dim), torch.get_rng_state()
-        self._train_all(weights, examples, batches, rate, out)
+        self._train_all(weights, batches, rate, out)
         if not self._draws and not torch.equal(before, torch.get_rng_state()):
             # A function of the model draws numbers, which no layer told: again, with seeds.
             torch.set_rng_state(before)
             self._draws = True
-            self._train_all(weights, examples, batches, rate, out)
+            self._train_all(weights, batches, rate, out)
         for replica in self._replicas:
             replica.check_buffers()
         return out
 
     def _train_all(
-        self, weights: Tensor, examples: Examples, batches: Batches, rate: float | None, out: Tensor
+        self, weights: Tensor, batches: Batches, rate: float | None, out: Tensor
     ) -> None:
         device, present = weights.device, batches.present
         threads = 1 if self._draws or device.type != "cpu" else torch.get_num_threads()
@@ -378,7 +368,7 @@ class WorkerLoop(LocalTrainer):
         while len(self._replicas) < threads:
             self._replicas.append(_Replica(self._model, self._layout, device, self.loss))
         seeds = batches.seeds() if self._draws and batches.seeds is not None else None
-        job = weights, examples, batches, rate, seeds, out
+        job = weights, batches, rate, seeds, out
         if threads == 1:
             # Workers with seeds set the global generator, which must stay as it is.
             cuda = [] if device.type == "cpu" else [device]
@@ -426,7 +416,6 @@ class _Replica:
         self,
         turns: Iterator[int],
         weights: Tensor,
-        examples: Examples,
         batches: Batches,
         rate: float | None,
         seeds: Tensor | None,
@@ -445,7 +434,7 @@ class _Replica:
                 if present is not None:
                     chosen = chosen[present[step]]
                 if len(chosen):
-                    self._step(examples, chosen, rate, row)
+                    self._step(batches.examples, chosen, rate, row)
             if rate is not None:
                 torch.sub(self._flat, weights, out=row)
 

@@ -87,7 +87,7 @@ class Algorithm:
             batch_size=self.batch_size, epochs=self.local_epochs,
         )  # fmt: skip
         rate = None if self.local_epochs is None else self.learning_rate
-        return trainer.updates(weights, devices.examples, batches, learning_rate=rate)
+        return trainer.updates(weights, batches, learning_rate=rate)
 
 
 @dataclass(frozen=True)

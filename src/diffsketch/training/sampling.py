@@ -124,15 +124,13 @@ def draw_batches(
         if places > most:  # padding takes longer than all else here
             indices = np.pad(indices, ((0, 0), (0, 0), (0, places - most)))
         indices = indices.reshape(shape)
-    target = devices.examples.labels.device
+    target, taken = devices.examples.labels.device, None
+    if not present.all():
+        indices *= present  # empty places hold index 0
+        taken = torch.from_numpy(present).to(target)
     # Computed when asked for: few models draw numbers.
     seeds = partial(model_seeds, cohort, seed=seed, round_index=round_index)
-    if present.all():
-        return Batches(torch.from_numpy(indices).to(target), seeds=seeds)
-    indices *= present  # empty places hold index 0
-    return Batches(
-        torch.from_numpy(indices).to(target), torch.from_numpy(present).to(target), seeds
-    )
+    return Batches(devices.examples, torch.from_numpy(indices).to(target), taken, seeds)
 
 
 def model_seeds(cohort: Tensor, *, seed: int, round_index: int) -> Tensor:

@@ -156,7 +156,8 @@ class Batches:
     without any example present changes nothing.
     """
 
-    indices: Tensor  # `(workers, steps, batch_size)`, int64, into the examples of all devices
+    examples: Examples  # of all devices
+    indices: Tensor  # `(workers, steps, batch_size)`, int64, into the examples
     present: Tensor | None = None  # of the same shape, bool; None if there are no empty places
     seeds: Callable[[], Tensor] | None = None  # `(workers,)`, int64: for models that draw numbers
 
