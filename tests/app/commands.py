@@ -90,8 +90,9 @@ def before_round(number: int, act: Callable[[], object]) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def interrupted_in_round(number: int) -> Iterator[None]:
-    """Press Ctrl-C in a round: it is the last one."""
+def interrupted(number: int, *arguments: str | Path) -> Result:
+    """Run a command and press Ctrl-C in a round, counted as above: it is the last one."""
     with before_round(number, lambda: signal.raise_signal(signal.SIGINT)):
-        yield
+        result = invoke(*arguments)
+    assert result.exit_code == 130, result.output
+    return result

@@ -25,7 +25,7 @@ from diffsketch.app.settings import RunConfig
 from diffsketch.errors import DataError
 from diffsketch.training.simulation import Simulation
 from diffsketch.training.tasks import Examples, Task, load_task
-from tests.app.commands import interrupted_in_round, invoke, read, read_lines
+from tests.app.commands import done, interrupted, read, read_lines
 
 FINAL = ("config.toml", "run.json", "metrics.jsonl", "model.safetensors", "summary.json")
 SMALL: dict[str, Any] = {"workers": 3, "samples": 20, "evaluate_every": 2, "checkpoint_seconds": 0}
@@ -253,7 +253,7 @@ def test_killed_interrupted_and_continued(tmp_path: Path, monkeypatch: pytest.Mo
     with monkeypatch.context() as patched:
         patched.chdir(whole)
         patched.setattr(sys, "argv", ["diffsketch", *arguments])
-        assert invoke(*arguments).exit_code == 0
+        done(*arguments)
 
     command = [sys.executable, "-m", "diffsketch", *arguments]
     alone = {**os.environ, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
@@ -268,14 +268,12 @@ def test_killed_interrupted_and_continued(tmp_path: Path, monkeypatch: pytest.Mo
     assert not (path / "run" / "summary.json").exists()
 
     monkeypatch.chdir(path)
-    with interrupted_in_round(50):
-        result = invoke("run", "--resume", "run")
-    assert result.exit_code == 130, result.output
+    result = interrupted(50, "run", "--resume", "run")
     assert "Continue with: diffsketch run --resume run" in result.output
     assert result.stderr == ""
     assert not (path / "run" / "summary.json").exists()
 
-    assert invoke("run", "--resume", "run").exit_code == 0
+    done("run", "--resume", "run")
     for name in FINAL:
         assert (path / "run" / name).read_bytes() == (whole / "run" / name).read_bytes(), name
     lines = read_lines(path / "run" / "metrics.jsonl")

@@ -23,7 +23,7 @@ from diffsketch.app.settings import RunConfig
 from diffsketch.pages.exhibits import Page, Plot, Series, Table
 from diffsketch.pages.page import render
 from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
-from tests.app.commands import done, interrupted_in_round, invoke, read_lines, refused
+from tests.app.commands import done, interrupted, invoke, read_lines, refused
 from tests.training.reference import write_images
 
 SMALL = ["--workers", "3", "--samples", "20", "--rounds", "4", "--evaluate-every", "2"]
@@ -90,8 +90,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         '[[run]]\nname = "hot"\nmethod = "none"\nlearning_rate = 1e38\n'
     )  # fmt: skip
     out = here / "out"
-    arguments: list[str | Path] = ["--config", here / "all.toml", "--seeds", "2", "--output", out]
-    assert invoke("compare", *SMALL, *arguments).exit_code == 0
+    done("compare", *SMALL, "--config", here / "all.toml", "--seeds", "2", "--output", out)
     return out
 
 
@@ -99,9 +98,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was interrupted after 3 of 4 rounds."""
     path = tmp_path_factory.mktemp("stopped") / "run"
-    with interrupted_in_round(3):
-        result = invoke("run", *SMALL, "--method", "none", "--output", path)
-    assert result.exit_code == 130, result.output
+    interrupted(3, "run", *SMALL, "--method", "none", "--output", path)
     return path
 
 
@@ -224,8 +221,7 @@ def test_runs_are_found_below_and_counted_once(compared: Path, page: Page) -> No
 
 def test_one_section_for_each_task(compared: Path, tmp_path: Path) -> None:
     devices = ["--task", "mnist-devices", "--workers", "6", "--cohort", "2", "--rounds", "2"]
-    other = invoke("run", *devices, "--method", "none", "--output", tmp_path / "other")
-    assert other.exit_code == 0, other.output
+    done("run", *devices, "--method", "none", "--output", tmp_path / "other")
     page = page_of_runs([compared, tmp_path])
     assert [section.name for section in page.sections] == ["mnist", "mnist-devices", "privacy"]
     assert page.title == "Training runs: MNIST, MNIST*"
@@ -236,8 +232,8 @@ def test_own_data_has_its_name(tmp_path: Path) -> None:
     for name in ("mine", "=cmd"):
         (tmp_path / name).mkdir()
         write_images(tmp_path / name)
-        data = ["--data-dir", str(tmp_path / name), "--output", str(tmp_path / f"run-{name}")]
-        assert invoke("run", *sizes, *data).exit_code == 0
+        output = tmp_path / f"run-{name}"
+        done("run", *sizes, "--data-dir", tmp_path / name, "--output", output)
     alone = page_of_runs([tmp_path / "run-mine"])
     assert alone.title == "Training runs: mine"
     plots = [one.name for one in alone.sections[0].exhibits if isinstance(one, Plot)]
@@ -388,8 +384,7 @@ def here(tmp_path: Path, compared: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 @pytest.mark.slow
 def test_page_figures_and_data(here: Path) -> None:
-    result = invoke("report", "runs")
-    assert result.exit_code == 0, result.output
+    result = done("report", "runs")
     assert "Wrote runs/report/index.html\n" in result.stdout
     assert "Wrote runs/report/data (" in result.stdout
     html = (here / "runs" / "report" / "index.html").read_text(encoding="utf-8")
@@ -454,9 +449,8 @@ def test_what_is_damaged_is_said_in_a_line(
 def test_nothing_is_overwritten(here: Path) -> None:
     (here / "page").mkdir()
     (here / "page" / "notes.txt").write_text("mine")
-    result = invoke("report", "runs", "--output", "page")
-    assert result.exit_code == 2
-    assert "--output must be a new or empty directory, got --output='page'" in result.stderr
+    said = refused(invoke("report", "runs", "--output", "page"))
+    assert "--output must be a new or empty directory, got --output='page'" in said
     assert [path.name for path in (here / "page").iterdir()] == ["notes.txt"]
 
 
