@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# The same examples in every run: a failure is one of the code, and not of the day.
-settings.register_profile("fixed", derandomize=True, deadline=None)
+# The same examples in every run: a failure is one of the code, not of the day or of a slow disk.
+_UNCHECKED = HealthCheck.too_slow, HealthCheck.function_scoped_fixture
+settings.register_profile(
+    "fixed", derandomize=True, deadline=None, suppress_health_check=_UNCHECKED
+)
 settings.load_profile("fixed")
 
 # Threads that wait for work sleep: two processes whose threads spin take each other's cores, and

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 from torch import Tensor
@@ -34,10 +34,7 @@ from tests.helpers.releases import DIM, NOISED, Releases, noised
 
 KEY = SketchKey.from_integer(5)
 VECTORS = torch.randn(4, DIM, generator=torch.Generator().manual_seed(1)) / 10
-FEW = settings(
-    max_examples=8, stateful_step_count=12, deadline=None, database=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)  # fmt: skip
+FEW = settings(max_examples=8, stateful_step_count=12)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -27,7 +27,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.distributed import HashStore, ProcessGroup  # type: ignore[attr-defined]
@@ -53,11 +53,7 @@ PROVEN: dict[str, Any] = {
     "budget": Budget(8.0, 1e-5),
 }  # fmt: skip
 WORLD, EVERY = 2, 2
-FEW = settings(
-    max_examples=25, deadline=None, database=None, derandomize=True,
-    phases=[Phase.generate],  # to shrink a failure would take minutes
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-)  # fmt: skip
+FEW = settings(max_examples=25, phases=[Phase.generate])  # to shrink would take minutes
 
 Seen: TypeAlias = tuple[Any, ...]
 """Something that others see: its kind, and all of it that has no noise."""

@@ -22,12 +22,7 @@ from diffsketch.privacy import Account, Noise, NoiseKey, SecureNoise, Trust, Uni
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.clipping import Quantizer
 from diffsketch.silos import messages as records
-from diffsketch.silos.messages import (
-    add_bounded,
-    draw_records,
-    encode_records,
-    release_records,
-)
+from diffsketch.silos.messages import draw_records, encode_records, release_records
 from diffsketch.sketch import SketchKey
 from diffsketch.sketch.hashing import HashSeed
 from tests.privacy.deltas import delta_for
@@ -37,23 +32,21 @@ DIM, SILOS, LOST = 60, 5, 2
 SEED = SketchKey.from_integer(3).seed(0)
 
 
-def dense(kind: type[GaussianMean] = GaussianMean, **changes: Any) -> GaussianMean:
-    settings: dict[str, Any] = {
-        "clip": 1.0, "noise_multiplier": 0.5, "cohort": SILOS, "lost": LOST, "unit": "example",
-        "rate": 0.2, "records": 8.0, "relation": "add-or-remove", "trust": "distributed",
-    }  # fmt: skip
-    settings |= changes
+SETTINGS: dict[str, Any] = {
+    "clip": 1.0, "noise_multiplier": 0.5, "cohort": SILOS, "lost": LOST, "unit": "example",
+    "rate": 0.2, "records": 8.0, "relation": "add-or-remove", "trust": "distributed",
+}  # fmt: skip
+
+
+def dense(kind: type[ClientNoise] = GaussianMean, **changes: Any) -> ClientNoise:
+    settings = SETTINGS | changes
     if settings["trust"] != "distributed":
         settings["lost"] = 0
     return kind(dim=DIM, **settings)
 
 
 def sketched(**changes: Any) -> SketchGaussian:
-    settings: dict[str, Any] = {
-        "clip": 1.0, "noise_multiplier": 0.5, "cohort": SILOS, "lost": LOST, "unit": "person",
-        "rate": 0.2, "records": 8.0, "relation": "add-or-remove", "trust": "distributed",
-    }  # fmt: skip
-    return SketchGaussian(DIM, 2, 20, **(settings | changes))
+    return SketchGaussian(DIM, 2, 20, **(SETTINGS | {"unit": "person"} | changes))
 
 
 class Dithered(SecureNoise):
@@ -142,7 +135,7 @@ def test_records_go_through_the_method_s_encoder() -> None:
 
 
 def test_without_a_clip_a_record_moves_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = add_bounded
+    kernel = records.add_bounded
 
     def unclipped(tables: Any, length: float, step: float, largest: int, *rest: Any) -> Any:
         del length, largest
@@ -204,14 +197,10 @@ def variance_of(method: ClientNoise, silos: int) -> float:
 @pytest.mark.parametrize("law", [GaussianMean, SkellamMean])
 def test_shares_are_for_those_that_stay(law: type[ClientNoise]) -> None:
     """Of 2,400 cells the variance is within 15% but with probability 3e-7."""
-    settings: dict[str, Any] = {
-        "clip": 1.0, "noise_multiplier": 1.0, "cohort": SILOS, "lost": LOST, "unit": "example",
-        "rate": 0.2, "records": 8.0, "relation": "add-or-remove", "trust": "distributed",
-    }  # fmt: skip
-    method = law(dim=DIM, **settings)
+    method = dense(law, noise_multiplier=1.0)
     assert variance_of(method, SILOS - LOST) == pytest.approx(1, rel=0.15)
     # The control: shares for all silos lack what the lost ones would have brought.
-    everyone = law(dim=DIM, **(settings | {"lost": 0}))
+    everyone = dense(law, noise_multiplier=1.0, lost=0)
     assert variance_of(everyone, SILOS - LOST) == pytest.approx(3 / 5, rel=0.15)
     assert method.claim_for(SILOS, SEED) == method.claim_for(SILOS - LOST, SEED)
     stated, fewer = (method.claim_for(n, SEED).epsilon(delta=1e-5, rounds=10) for n in (3, 2))
@@ -273,12 +262,8 @@ def test_batches_are_drawn_one_by_one_with_the_rate_of_the_claim() -> None:
     sizes = np.bincount([len(batch) for batch in drawn], minlength=31)
     law = stats.binom.pmf(np.arange(31), 30, 0.2) * 3000
     kept = law > 5
-    assert (
-        stats.chisquare(
-            np.append(sizes[kept], sizes[~kept].sum()), np.append(law[kept], law[~kept].sum())
-        ).pvalue
-        > 1e-6
-    )
+    seen, expected = (np.append(n[kept], n[~kept].sum()) for n in (sizes, law))
+    assert stats.chisquare(seen, expected).pvalue > 1e-6
     together = sum(0 in batch and 1 in batch for batch in drawn)
     assert stats.binomtest(together, 3000, 0.04).pvalue > 1e-6
 
@@ -333,10 +318,9 @@ def test_what_is_refused(make: Callable[[], object], text: str) -> None:
 
 
 def test_pieces_of_another_shape_are_refused() -> None:
-    with pytest.raises(MismatchError, match="pieces must be float32"):
-        encode_records(dense(), [torch.zeros(2, DIM + 1)], SEED, SecureNoise())
-    with pytest.raises(MismatchError, match="pieces must be float32"):
-        encode_records(dense(), [torch.zeros(2, DIM).double()], SEED, SecureNoise())
+    for piece in (torch.zeros(2, DIM + 1), torch.zeros(2, DIM).double()):
+        with pytest.raises(MismatchError, match="pieces must be float32"):
+            encode_records(dense(), [piece], SEED, SecureNoise())
 
 
 def test_simulated_noise_follows_from_its_key() -> None:

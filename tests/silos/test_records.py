@@ -15,6 +15,8 @@ from diffsketch.privacy import SecureNoise
 from diffsketch.silos import RecordGradients, Records, check_persons
 from diffsketch.silos.messages import encode_records
 from diffsketch.sketch import SketchKey
+from tests.helpers.refusals import refused
+from tests.helpers.silent import Silent
 
 SEED = SketchKey.from_integer(0).seed(0)
 PERSONS = torch.tensor([4, 9, 4, 7, 9, 4, 2, 2, 4, 1])
@@ -71,19 +73,12 @@ def test_a_person_moves_a_message_by_one_clip() -> None:
     method = method_of(computed.dim, rate=1.0)
     longest = method.mechanism.quantizer.longest
 
-    class Still(SecureNoise):
-        def words(self, shape: tuple[int, ...]) -> Tensor:
-            return torch.zeros(shape, dtype=torch.int64)
-
-        def discrete_gaussian(self, shape: tuple[int, ...], std: float) -> Tensor:  # noqa: ARG002
-            return torch.zeros(shape, dtype=torch.int64)
-
     def moved(persons: Tensor) -> float:
         records, kept = Records(inputs, labels, persons), PERSONS != 4
         rest = Records(inputs[kept], labels[kept], persons[kept])
         sums = [
             encode_records(
-                method, part.vectors(computed, part.drawn(method, SecureNoise())), SEED, Still()
+                method, part.vectors(computed, part.drawn(method, SecureNoise())), SEED, Silent()
             )
             for part in (records, rest)
         ]
@@ -95,38 +90,32 @@ def test_a_person_moves_a_message_by_one_clip() -> None:
 
 def test_persons_and_units_go_together() -> None:
     computed, inputs, labels = parts()
-    with pytest.raises(ArgumentError, match="persons must be given for unit='person'"):
-        Records(inputs, labels).drawn(method_of(computed.dim), SecureNoise())
-    with pytest.raises(ArgumentError, match="got unit=example"):
-        Records(inputs, labels, PERSONS).drawn(method_of(computed.dim, "example"), SecureNoise())
+    for persons, unit, text in (
+        (None, "person", "persons must be given for unit='person'"),
+        (PERSONS, "example", "got unit=example"),
+    ):
+        drawn, method = Records(inputs, labels, persons).drawn, method_of(computed.dim, unit)
+        refused(ArgumentError, text, drawn, method, SecureNoise())
 
 
 def test_persons_in_two_parties_are_refused_with_what_is_true() -> None:
     _, inputs, labels = parts()
     first = Records(inputs[:5], labels[:5], PERSONS[:5])
     second = Records(inputs[5:], labels[5:], PERSONS[5:])
-    with pytest.raises(
-        ArgumentError, match=r"got 4 in 'north' and 'south'.*noise_multiplier times"
-    ):
-        check_persons({"north": first, "south": second})
+    text = r"got 4 in 'north' and 'south'.*noise_multiplier times"
+    refused(ArgumentError, text, check_persons, {"north": first, "south": second})
     check_persons({"north": first, "south": Records(inputs[6:8], labels[6:8], PERSONS[6:8])})
 
 
 def test_bad_records() -> None:
     _, inputs, labels = parts()
-    with pytest.raises(MismatchError, match="labels must be 10"):
-        Records(inputs, labels[:9])
-    with pytest.raises(MismatchError, match="persons must be 10"):
-        Records(inputs, labels, PERSONS[:9])
-    with pytest.raises(ArgumentError, match="persons"):
-        Records(inputs, labels, PERSONS.double())
-    numbers: Any = [1, None, *range(8)]
-    with pytest.raises(ArgumentError, match=r"persons must be a tensor.*got persons='list'"):
-        Records(inputs, labels, numbers)
-    with pytest.raises(ArgumentError, match=r"inputs must be a tensor.*got inputs='ndarray'"):
-        Records(inputs.numpy(), labels)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="labels must be a tensor"):
-        Records(inputs, None)  # type: ignore[arg-type]
+    tensor = "must be a tensor.*got"
+    refused(MismatchError, "labels must be 10", Records, inputs, labels[:9])
+    refused(MismatchError, "persons must be 10", Records, inputs, labels, PERSONS[:9])
+    refused(ArgumentError, "persons", Records, inputs, labels, PERSONS.double())
+    refused(ArgumentError, rf"persons {tensor} persons='list'", Records, inputs, labels, [1, None])
+    refused(ArgumentError, rf"inputs {tensor} inputs='ndarray'", Records, inputs.numpy(), labels)
+    refused(ArgumentError, rf"labels {tensor} labels='NoneType'", Records, inputs, None)
 
 
 @pytest.mark.parametrize("persons", [None, PERSONS])
@@ -144,6 +133,7 @@ def test_a_party_without_records_sends_noise(persons: Tensor | None) -> None:
 
 def test_a_message_is_charged_drawn_and_noised() -> None:
     computed, inputs, labels = parts()
+    computed = RecordGradients(computed.model, piece=10)
     inputs[3] = math.nan  # counts as zeros
     method, charged = method_of(computed.dim, "example"), []
     claim = method.claim_for(1, SEED)

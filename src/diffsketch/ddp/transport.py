@@ -137,11 +137,7 @@ def device_of(group: dist.ProcessGroup | None, like: Tensor | None = None) -> to
     kinds = [device.type for device in getattr(members, "_device_types", [])]
     if like is not None and like.device.type in kinds:
         return like.device
-    if "cpu" in kinds or not kinds:
-        return torch.device("cpu")
-    if "cuda" in kinds:
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device(kinds[0])
+    return torch.device("cpu" if "cpu" in kinds or not kinds else kinds[0])  # the current one
 
 
 def digest_of(text: str) -> int:

@@ -367,17 +367,18 @@ class CpSgd(Plannable):
         if self.claimed is not None:
             # The first row that agrees in all that was given: 4 bits where nothing was said.
             wanted = (self.claimed, self.bits, levels, trials)
-            for row in PAPER_SETTINGS:
-                if all(value in (None, its) for value, its in zip(wanted, row, strict=True)):
-                    levels, trials = row.levels, row.trials
-                    break
-            else:
-                rows = (f"{s.claimed:g} {s.bits} {s.levels} {s.trials}" for s in PAPER_SETTINGS)
+            rows = [
+                row for row in PAPER_SETTINGS
+                if all(value in (None, its) for value, its in zip(wanted, row, strict=True))
+            ]  # fmt: skip
+            if not rows:
+                table = (f"{s.claimed:g} {s.bits} {s.levels} {s.trials}" for s in PAPER_SETTINGS)
                 raise ArgumentError(
                     "claimed, bits, levels and trials must be a row of the paper's table "
-                    f"({'; '.join(rows)}), got claimed={self.claimed}, bits={self.bits}, "
+                    f"({'; '.join(table)}), got claimed={self.claimed}, bits={self.bits}, "
                     f"levels={levels}, trials={trials}"
                 )
+            _, _, levels, trials = rows[0]
         elif self.bits is not None:
             raise ArgumentError("bits must come with claimed: levels and trials decide them")
         if levels is None or trials is None:
