@@ -1,4 +1,4 @@
-"""The hash families, written once in plain NumPy; every kernel computes these same numbers.
+"""The hash families, written once, plainly; every kernel computes these same numbers.
 
 A family says, for coordinate `i` and row `j`, which column it lands in and with which sign.
 
@@ -25,12 +25,14 @@ the rows are independent, so the usual variance and median arguments hold as the
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Self, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check, check_whole
 
@@ -208,68 +210,67 @@ def _check_secret(name: str, value: object) -> None:
 
 def mix64(value: Words, first_key: np.uint64 | Words, second_key: np.uint64 | Words) -> Words:
     """A keyed mixing hash: SplitMix64's finaliser with a second key word between its rounds."""
+    # Stafford's constants, as in SplitMix64. A tensor's words have a sign: the same, less 2**64.
+    less = 1 << 64 if isinstance(value, Tensor) else 0
     with np.errstate(over="ignore"):
-        z = value + first_key
-        # Stafford's constants, as in SplitMix64. Added at once, the two keys would be one sum: so
-        # the second comes between the rounds.
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z: Any = value + first_key
+        # Added at once, the two keys would be one sum: so the second comes between the rounds.
+        z = (z ^ _right(z, 30)) * (0xBF58476D1CE4E5B9 - less)
         z = z ^ second_key
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return z ^ (z >> np.uint64(31))
+        z = (z ^ _right(z, 27)) * (0x94D049BB133111EB - less)
+        mixed: Words = z ^ _right(z, 31)
+    return mixed
 
 
 def columns_and_signs(
     coordinates: npt.NDArray[np.int64] | Words, seed: HashSeed, *, layout: SketchLayout
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int8]]:
     """Column and sign of each coordinate in each row, both of shape `(rows, len(coordinates))`."""
-    index = coordinates.astype(np.uint64)
-    hash_rows = _pairwise if layout.family == "pairwise" else _blocked
+    shape = layout.rows, len(coordinates)
+    columns, signs = np.empty(shape, np.int64), np.empty(shape, np.int8)
     words = seed.words_for(layout.rows)
-    signs, by_row = words[:_SIGN_WORDS], words[_SIGN_WORDS:].reshape(-1, _WORDS_PER_ROW)
-    columns, negative = hash_rows(index, signs, by_row, layout)
-    return columns.astype(np.int64), (1 - 2 * negative.astype(np.int8)).astype(np.int8)
+    for j, (column, bit) in enumerate(hash_rows(coordinates.astype(np.uint64), words, layout)):
+        columns[j], signs[j] = column, 1 - 2 * bit.astype(np.int8)
+    return columns, signs
 
 
-def _scale(word: Words, cols: int) -> Words:
-    """A 32-bit word to `[0, cols)` by multiplication, which keeps it uniform up to 2^-32."""
-    return (word * np.uint64(cols)) >> np.uint64(32)
+def hash_rows(index: Any, words: Any, layout: SketchLayout) -> Iterator[tuple[Any, Any]]:
+    """Columns of coordinates in one row after the other, and the bits that make signs negative.
 
-
-def _pairwise(
-    index: Words, signs: Words, by_row: Words, layout: SketchLayout
-) -> tuple[Words, Words]:
-    rows, cols = layout.rows, layout.cols
-    # Both halves of a key have a factor of their own: strongly universal for 64-bit keys
-    # (Dietzfelbinger).
-    low, high = index & np.uint64(0xFFFFFFFF), index >> np.uint64(32)
-    columns = np.empty((rows, index.size), dtype=np.uint64)
-    with np.errstate(over="ignore"):
+    `index` is of `uint64` in NumPy, or of `int64` in PyTorch, whose sums and products wrap around
+    as those without a sign do; only shifts to the right have to be told apart. `words` are those of
+    the seed, in the same form.
+    """
+    cols, by_row = layout.cols, [words[at : at + 3] for at in range(2, len(words), 3)]
+    if layout.family == "pairwise":
+        # Both halves of a key have a factor of their own: strongly universal for 64-bit keys
+        # (Dietzfelbinger).
+        low, high = index & 0xFFFFFFFF, _right(index, 32)
+        bits = mix64(index, *words[:2])  # one hash for all rows: row `j` takes its bit `j`
         for j, (a_low, a_high, b) in enumerate(by_row):
-            columns[j] = _scale((a_low * low + a_high * high + b) >> np.uint64(32), cols)
-    bits = mix64(index, *signs)  # one hash for all rows: row `j` takes its bit `j`
-    row = np.arange(rows, dtype=np.uint64)[:, None]
-    return columns, (bits >> row) & np.uint64(1)
-
-
-def _blocked(
-    index: Words, signs: Words, by_row: Words, layout: SketchLayout
-) -> tuple[Words, Words]:
-    cols, geometry = layout.cols, layout.geometry
-    size, runs = np.uint64(geometry.block), np.uint64(geometry.runs)
-    block, offset = np.divmod(index, size)
-    slot, run = np.divmod(block, runs)
-    place = slot * size + offset
-    common = mix64(block, *signs)
+            yield _scaled(a_low * low + a_high * high + b, cols), _right(bits, j) & 1
+        return
+    size, runs = layout.geometry.block, layout.geometry.runs
+    block = index // size
+    offset, slot = index - block * size, block // runs
+    run, place = block - slot * runs, slot * size + offset
+    common = mix64(block, *words[:2])
     # The upper half is the step of the block's sign sequence, the lower half its start.
-    a, c = common >> np.uint64(32), common & np.uint64(0xFFFFFFFF)
-    with np.errstate(over="ignore"):
-        weyl = ((a * offset + c) >> np.uint64(31)) & np.uint64(1)
-    columns = np.empty((layout.rows, index.size), dtype=np.uint64)
-    negative = np.empty_like(columns)
-    for j, (first, second, _) in enumerate(by_row):
+    weyl = _right(_right(common, 32) * offset + common, 31)
+    for first, second, _ in by_row:
         h = mix64(run, first, second)
-        # The run is laid end to end and rotated by its shift, uniform in `[0, cols)`.
-        columns[j] = (place + _scale(h >> np.uint64(32), cols)) % np.uint64(cols)
-        # Lowest bit: the shift took the upper half, so the flip is independent of it.
-        negative[j] = (h & np.uint64(1)) ^ weyl
-    return columns, negative
+        # The run is laid end to end and rotated by its shift, uniform in `[0, cols)`. The flip is
+        # the lowest bit: the shift took the upper half, so they are independent.
+        yield (place + _scaled(h, cols)) % cols, (h ^ weyl) & 1
+
+
+def _scaled(h: Any, cols: int) -> Any:
+    """The upper half of a word to `[0, cols)` by multiplication, uniform up to 2^-32."""
+    return _right(_right(h, 32) * cols, 32)
+
+
+def _right(value: Any, bits: int) -> Any:
+    """Shift to the right, zeros following."""
+    if isinstance(value, Tensor) and bits:
+        return (value >> bits) & ((1 << (64 - bits)) - 1)
+    return value >> bits

@@ -1,8 +1,4 @@
-"""Items (key, value) on CUDA, in PyTorch's operations; on any other device they are as right.
-
-A key is hashed in 64-bit integers with a sign, whose sums and products wrap around as those
-without do; only shifts to the right have to be told apart.
-"""
+"""Items (key, value) on CUDA, in PyTorch's operations; on any other device they are as right."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diffsketch.sketch.hashing import HashSeed, SketchLayout
+from diffsketch.sketch.hashing import HashSeed, SketchLayout, hash_rows
 from diffsketch.sketch.kernels.estimators import Combine, estimator
 
 _CHUNK = 1 << 20  # items whose columns and signs are in memory at once
@@ -58,40 +54,7 @@ def query_items(
 
 def _places_and_signs(keys: Tensor, seed: HashSeed, layout: SketchLayout) -> tuple[Tensor, Tensor]:
     """Index of each key's cell in a table laid out row by row, and its sign: `(rows, keys)`."""
-    first, second, *words = seed.words_for(layout.rows).view(np.int64).tolist()
-    geometry, is_pairwise = layout.geometry, layout.family == "pairwise"
-    # What the signs are hashed from: the key itself, or its block.
-    block = keys if is_pairwise else keys // geometry.block
-    into, common = keys - block * geometry.block, _mix64(block, first, second)
-    sequence = (_right(common, 32) * into + common) >> 31
-    columns, negative = [], []
-    for row in range(layout.rows):
-        low, high, add = words[3 * row : 3 * row + 3]
-        if is_pairwise:
-            h = low * (keys & 0xFFFFFFFF) + high * _right(keys, 32) + add
-            column, bit = _scaled(h, layout.cols), common >> row
-        else:
-            h = _mix64(block % geometry.runs, low, high)
-            place = block // geometry.runs * geometry.block + into
-            column, bit = (place + _scaled(h, layout.cols)) % layout.cols, h ^ sequence
-        columns.append(column + row * layout.cols)
-        negative.append(bit & 1)
-    return torch.stack(columns), 1 - 2 * torch.stack(negative)
-
-
-def _mix64(value: Tensor, first_key: int, second_key: int) -> Tensor:
-    """`diffsketch.sketch.hashing.mix64`; the factors are its own, less 2**64."""
-    z = value + first_key
-    z = (z ^ _right(z, 30)) * -0x40A7B892E31B1A47 ^ second_key
-    z = (z ^ _right(z, 27)) * -0x6B2FB644ECCEEE15
-    return z ^ _right(z, 31)
-
-
-def _scaled(h: Tensor, cols: int) -> Tensor:
-    """The upper half of a word, brought to `[0, cols)`."""
-    return (_right(h, 32) * cols) >> 32
-
-
-def _right(value: Tensor, bits: int) -> Tensor:
-    """Shift to the right, zeros following."""
-    return (value >> bits) & ((1 << (64 - bits)) - 1)
+    words = seed.words_for(layout.rows).view(np.int64).tolist()
+    columns, bits = zip(*hash_rows(keys, words, layout), strict=True)
+    places = torch.stack([column + row * layout.cols for row, column in enumerate(columns)])
+    return places, 1 - 2 * torch.stack(bits)
