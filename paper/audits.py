@@ -42,7 +42,7 @@ from paper.measurements import (
     simulation_of,
 )
 from paper.projections import projection_cases
-from paper.secret_hashes import epsilon_bound, exact_epsilon
+from paper.secret_hashes import epsilon_bound
 
 Change = Literal["alpha", "largest", "client"]
 _DELTA = 0.01  # of claims about Gaussian noise
@@ -134,15 +134,11 @@ def _gradients(round_index: int | None, *, seed: int) -> Tensor:
 
 
 def _secret(dim: int, rows: int, cols: int) -> Found:
-    """Theorem 1's claim, the exact epsilon for 1 x 2, and the proven one, hashes being secret."""
+    """Theorem 1's claim and the proven bound, hashes being secret."""
     claimed = theorem1(dim, rows, cols, alpha=ALPHA, sigma=1.0).epsilon(delta=0.0, rounds=1)
-    at = {"alpha": ALPHA, "delta": PURE_DELTA}
-    return {
-        "table": f"{rows} x {cols} of {dim:,}",
-        "claimed": finite(float(claimed)),
-        "exact": exact_epsilon(dim, **at) if (rows, cols) == (1, 2) else None,
-        "bound": finite(epsilon_bound(dim, rows, cols, **at)),
-    }
+    bound = epsilon_bound(dim, rows, cols, alpha=ALPHA, delta=PURE_DELTA)
+    table = f"{rows} x {cols} of {dim:,}"
+    return {"table": table, "claimed": finite(float(claimed)), "bound": finite(bound)}
 
 
 def case_of(settings: AuditSettings, vectors: Tensor) -> Case:

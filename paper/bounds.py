@@ -6,7 +6,6 @@ Hash words are taken to be independent and uniform, as everywhere here.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 
@@ -41,31 +40,7 @@ def lemma1_error(rows: int, cols: int, *, failure: float) -> float:
     return 1 / math.sqrt(row_miss * sketch.cols)
 
 
-@dataclass(frozen=True)
-class ConvexProblem:
-    """Assumptions of Theorem 2 about the problem and how it is solved.
-
-    * The objective F is the plain average of the workers' objectives, each of them convex.
-    * In round `i` each worker computes a gradient whose expectation is that of its objective at
-      `x_i`; `x_(i+1) = x_i - step / sqrt(i) * estimate`, where `estimate` is queried from the mean
-      of the workers' tables (or is the mean of what is queried from each). No noise is added.
-    * Every round has hashes of its own, independent of all that happened before.
-    * `x_(i+1)` may be projected onto a convex set that holds the optimum, which is the easy way to
-      make the two bounds below true.
-    """
-
-    dim: int
-    gradient_norm: float  # G, with E||gradient||^2 <= G^2 for every worker and round
-    distance: float  # D, with E||x_i - optimum||^2 <= D^2 for every round
-    step: float  # c, the size of the first step
-
-    def __post_init__(self) -> None:
-        check_whole("dim", self.dim, least=1)
-        for name in ("gradient_norm", "distance", "step"):
-            check_positive(name, getattr(self, name))
-
-
-def theorem2(problem: ConvexProblem, rounds: int, *, error: float) -> float:
+def theorem2(dim: int, rounds: int, *, error: float, **constants: float) -> float:
     """Theorem 2 as the paper states it: a bound on `F(average of x_1..x_rounds) - F(optimum)`.
 
         (D^2 / (2c) + c sqrt((i + 1) / i) (dim * error^2 + 1) G^2) / sqrt(i),    i = rounds
@@ -77,30 +52,56 @@ def theorem2(problem: ConvexProblem, rounds: int, *, error: float) -> float:
     Lemma 1 (which is for one coordinate in one round, while the proof uses it for all at once).
     So: the expected gap is at most this wherever `dim * error^2 >= query_variance`, and that is so
     for `error = lemma1_error(rows, cols, failure=...)` with any `failure` below 1/2.
+
+    Args:
+        dim: Parameters, n in the paper.
+        rounds: Rounds so far.
+        error: Error of an estimate over the vector's norm, mu in the paper.
+        constants: Those of `expected_gap`.
     """
+    check_whole("rounds", rounds, least=1)
     check(0 <= error < math.inf, "error", "be >= 0 and finite", error)
-    return _gap(problem, rounds, problem.dim * error**2, slack=True)
+    slack = math.sqrt((rounds + 1) / rounds)
+    # The slack is a factor of `1 + variance`, the estimates' second moment.
+    return expected_gap(rounds, variance=slack * (1 + dim * error**2) - 1, **constants)
 
 
-def expected_gap(problem: ConvexProblem, rounds: int, *, variance: float) -> float:
+def expected_gap(
+    rounds: int,
+    *,
+    variance: float,
+    gradient_norm: float = 1.0,
+    distance: float = 1.0,
+    step: float = 1.0,
+) -> float:
     """The proven bound: the *expected* `F(average of x_1..x_rounds) - F(optimum)` is at most this.
 
         (D^2 / (2c) + c (1 + variance) G^2) / sqrt(rounds)
 
     From `2 sum_j (F(x_j) - F*) <= D^2 / step_i + sum_j step_j (1 + variance) G^2`, where the
-    second factor is `E||estimate||^2`, and `sum_j 1/sqrt(j) <= 2 sqrt(i)`. `variance` is the
-    `query_variance` of the sketch, or 0 without one.
+    second factor is `E||estimate||^2`, and `sum_j 1/sqrt(j) <= 2 sqrt(i)`. It assumes:
+
+    * The objective F is the plain average of the workers' objectives, each of them convex.
+    * In round `i` each worker computes a gradient whose expectation is that of its objective at
+      `x_i`; `x_(i+1) = x_i - step / sqrt(i) * estimate`, where `estimate` is queried from the mean
+      of the workers' tables (or is the mean of what is queried from each). No noise is added.
+    * Every round has hashes of its own, independent of all that happened before.
+    * `x_(i+1)` may be projected onto a convex set that holds the optimum, which is the easy way to
+      keep D.
+
+    Args:
+        rounds: Rounds so far.
+        variance: `query_variance` of the sketch, or 0 without one.
+        gradient_norm: G, with `E||gradient||^2 <= G^2` for every worker and round.
+        distance: D, with `E||x_i - optimum||^2 <= D^2` for every round.
+        step: c, the size of the first step.
     """
-    check(0 <= variance < math.inf, "variance", "be >= 0 and finite", variance)
-    return _gap(problem, rounds, variance)
-
-
-def _gap(problem: ConvexProblem, rounds: int, variance: float, *, slack: bool = False) -> float:
     check_whole("rounds", rounds, least=1)
-    start = problem.distance**2 / (2 * problem.step)
-    noise = problem.step * (1 + variance) * problem.gradient_norm**2
-    factor = math.sqrt((rounds + 1) / rounds) if slack else 1.0
-    return (start + factor * noise) / math.sqrt(rounds)
+    check(0 <= variance < math.inf, "variance", "be >= 0 and finite", variance)
+    for name, value in (("gradient_norm", gradient_norm), ("distance", distance), ("step", step)):
+        check_positive(name, value)
+    growth = step * (1 + variance) * gradient_norm**2
+    return (distance**2 / (2 * step) + growth) / math.sqrt(rounds)
 
 
 def padding_for(target: float, dim: int, rows: int, cols: int, *, ratio: float) -> int | None:

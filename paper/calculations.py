@@ -5,24 +5,20 @@ Each takes numbers and gives one. `claims.toml` uses them by the names of `FORMU
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from diffsketch.compiled import torch_threads
 from diffsketch.privacy.claim import Relation
 from diffsketch.privacy.clipping import CoordinateBound
 from diffsketch.privacy.mechanisms.additive import GaussianMechanism
 from diffsketch.privacy.mechanisms.binomial import BinomialMechanism
-from diffsketch.privacy.theorems import theorem1
+from diffsketch.privacy.theorems import query_variance, theorem1
 from diffsketch.sketch import CountSketch, SketchKey
-from diffsketch.wire import MessageFormat
-from paper.bounds import ConvexProblem, lemma1_error, padding_for, theorem2
+from paper.bounds import expected_gap, lemma1_error, padding_for, theorem2
 
 _ALPHA = 1.645  # the 90th percentile of a Gaussian's sizes, in standard deviations
 _DELTA = 1e-5
@@ -108,38 +104,15 @@ def compression(dim: int, rows: int, cols: int) -> float:
     return CountSketch(dim, rows, cols).compression
 
 
-def full_bins(dim: int, cols: int) -> float:
-    """The probability that no bin of a row is empty, at least (a union bound)."""
-    return 1 - cols * (1 - 1 / cols) ** dim
-
-
-def uneven(items: int, bins: int) -> int:
-    """The difference of the fullest and the emptiest bin where both of Lemma 2 are least."""
-
-    def weight(filling: tuple[int, ...]) -> float:
-        return math.prod(map(math.factorial, filling)) * math.sqrt(math.prod(filling))
-
-    def inverses(filling: tuple[int, ...]) -> float:
-        return math.fsum(1 / each for each in filling)
-
-    every = itertools.combinations_with_replacement(range(1, items + 1), bins)
-    fillings = [filling for filling in every if sum(filling) == items]
-    least = [min(fillings, key=quantity) for quantity in (weight, inverses)]
-    return max(filling[-1] - filling[0] for filling in least)
-
-
-def additive(dim: int, rows: int, cols: int, count: int, threads: int) -> float:
+def additive(dim: int, rows: int, cols: int, count: int) -> float:
     """The largest difference of the table of a sum and the sum of the tables.
 
-    Of vectors of whole numbers, of which sums are exact in any order; threads make the table of
-    the sum, and one alone the others.
+    Of vectors of whole numbers, of which sums are exact in any order.
     """
     sketch, seed = CountSketch(dim, rows, cols), _KEY.seed(0)
     vectors = _gaussian(count * dim).mul(100).round().reshape(count, dim)
-    with torch_threads(threads):
-        table = sketch.encode(vectors.sum(0), seed)
-    with torch_threads(1):
-        return float((sketch.encode(vectors, seed).sum(0) - table).abs().max())
+    table = sketch.encode(vectors.sum(0), seed)
+    return float((sketch.encode(vectors, seed).sum(0) - table).abs().max())
 
 
 def told_apart(dim: int, rows: int, cols: int, change: float) -> bool:
@@ -183,70 +156,22 @@ def bias(dim: int, rows: int, cols: int, seeds: int) -> float:
     return float((errors.mean(0) / errors.std(0)).abs().max()) * math.sqrt(seeds)
 
 
-def convergence_bound(rows: int, cols: int, dim: int) -> float:
-    """Theorem 2's bound after 1,000 rounds, for G = D = c = 1 and a failure of 5%."""
-    error = lemma1_error(rows, cols, failure=0.05)
-    return theorem2(ConvexProblem(dim, 1.0, 1.0, 1.0), 1000, error=error)
+def convergence_bound(rows: int, cols: int, dim: int, rounds: int = 1000) -> float:
+    """Theorem 2's bound, for G = D = c = 1 and a failure of 5%."""
+    return theorem2(dim, rounds, error=lemma1_error(rows, cols, failure=0.05))
 
 
-# --- reach and cost --------------------------------------------------------------------------
-
-
-def histogram_error(holders: int, codes: int, rows: int, cols: int) -> float:
-    """The mean error of the ten largest shares, in the mean of histograms of 100 reports each."""
-    generator = torch.Generator().manual_seed(0)
-    weights = torch.arange(1, codes + 1).double() ** -1.5
-    reports = torch.multinomial(weights, 100 * holders, replacement=True, generator=generator)
-    ones = torch.full((holders, 100), 0.01)
-    histograms = torch.zeros(holders, codes).scatter_add_(1, reports.reshape(holders, 100), ones)
-    sketch, seed = CountSketch(codes, rows, cols), _KEY.seed(0)
-    estimate = sketch.query(sketch.encode(histograms, seed).mean(0), seed, combine="median")
-    shares, frequent = histograms.mean(0).topk(10)
-    return float((estimate[frequent] - shares).abs().mean())
-
-
-def secure_sum_cost(members: int, *shape: int) -> float:
-    """The bytes that a member of a secure sum sends and receives, over those of its message.
-
-    The sum is that of Bonawitz et al. (2017) with signatures, nobody dropping out; of 20 bits.
-    """
-    from diffsketch import secure_sum as sums  # needs the extra `secure`
-
-    kind = "skellam" if len(shape) == 1 else "sketch-skellam"
-    form = MessageFormat(kind, 7850, shape, "unsigned", 20)
-    identities = {
-        index: sums.SigningIdentity(index.to_bytes(32, "big")) for index in range(members)
-    }
-    threshold = sums.default_threshold(members)
-    params = sums.Params(
-        form,
-        run=bytes(16),
-        round_index=0,
-        fingerprint=bytes(8),
-        members=tuple(identities),
-        threshold=threshold,
-        min_present=threshold,
-        identities={index: identity.public for index, identity in identities.items()},
-    )
-    server, cells = sums.SecureSumServer(params), partial(torch.ones, shape, dtype=torch.int64)
-    clients = [sums.SecureSumClient(index, params, identity=identity)
-               for index, identity in identities.items()]  # fmt: skip
-    sent = 0
-    while server.stage is not sums.Stage.DONE:
-        for index, request in server.requests().items():
-            reply = clients[index].answer(request, cells)
-            server.collect(reply)
-            if index == 0:
-                sent += len(request) + len(reply)
-        server.close()
-    return sent / form.full_bytes
+def proven_gap(rows: int, cols: int, dim: int, rounds: int = 1000) -> float:
+    """The proven bound on the expected gap then; without a sketch if it has no rows."""
+    sketched = rows and query_variance(CountSketch(dim, rows, cols), combine="median")
+    return expected_gap(rounds, variance=sketched)
 
 
 FORMULAS: dict[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (
         additive, beyond_bound, bias, theorem_1, theorem_1_padded, client_epsilon, compression,
-        convergence_bound, cpsgd_bits, cpsgd_epsilon, full_bins, histogram_error, missed,
-        noise_ratio, proven_padded, relative_error, secure_sum_cost, told_apart, uneven,
+        convergence_bound, cpsgd_bits, cpsgd_epsilon, missed, noise_ratio, proven_gap,
+        proven_padded, relative_error, told_apart,
     )
 }  # fmt: skip

@@ -133,16 +133,11 @@ def judged(
 
 
 def verdict_of(statement: Statement, facts: Facts) -> ClaimVerdict:
-    """The verdict on a claim; "not measured" where a fact is missing.
-
-    Or an extra of the package, which a formula needs.
-    """
+    """The verdict on a claim; "not measured" where a fact is missing."""
     if statement.why:
         return ClaimVerdict(Standing.NO_EXPERIMENT, NOTHING, statement.why, "None.")
     try:
         return judge(statement, facts)
-    except ImportError as error:
-        why = f"({error})"
     except MissingFactError as missing:
         name = missing.experiment
         why = f"(run `python -m paper {name}`)"

@@ -1,66 +1,67 @@
-"""The page of all experiments, the files of its Markdown documents, and the numbers as JSON."""
+"""The page of all experiments, and the same as Markdown documents with pictures and data."""
 
 from __future__ import annotations
 
-import json
 import math
+import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
 from diffsketch.app.settings import RunConfig, Value, describe
+from diffsketch.errors import check
 from diffsketch.files import prepare_output, replace_files
 from diffsketch.pages.charts import looks_of
-from diffsketch.pages.exhibits import Exhibit, Plot, Section, Table, all_exhibits, to_csv
+from diffsketch.pages.exhibits import (
+    Exhibit,
+    Page,
+    Plot,
+    Section,
+    Table,
+    all_exhibits,
+    cell_text,
+    is_numeric,
+    to_csv,
+)
 from diffsketch.pages.pictures import picture, thumbnail
 from diffsketch.training.defaults import TASK_DEFAULTS
 from paper import METHODS, claims
-from paper.claims import ClaimVerdict, Standing, Verdicts
-from paper.experiments import FORMAT, Experiment, Job, Lacking, Results
+from paper.claims import Standing, Verdicts
+from paper.experiments import Experiment
 from paper.facts import Statement
 from paper.figures import Fact, Figure, exhibits_of, table, texts
-from paper.markdown import PICTURES, documented_plots, documents, is_detail, thumbnails
-from paper.scoreboard import ClaimedPage, ClaimedSection, VerdictEntry
+from paper.recorded import Made
 
+PICTURES = "images/reproduction"
 _COLOURED = ("Laplace on sketches", "Laplace on raw gradients", "DiffSketch")
 """Methods in the colours of the paper's captions (blue and orange), and ours in the next."""
 _KINDS = ("Theorem", "Figure", "Table")
 _SHOWN = 6  # plots of a figure that are not folded away
-_SAME = "says the same: "
-_FEW = 12  # runs that are not measured yet, and are named
-_CURVE = ("round", "loss", "accuracy", "bytes_up", "bytes_down", "noised_share", "left_out")
-
-
-@dataclass(frozen=True)
-class Made:
-    """The things that a page is made of: a command, a run, and what of it is not measured yet."""
-
-    command: str
-    versions: Mapping[str, str]
-    sources: Mapping[str, str] = field(default_factory=dict)  # by key of a job, if another's
-    drawn_by: str = ""  # digest of the source, if it is not that of the run
-    lacking: Mapping[str, Sequence[Lacking]] = field(default_factory=dict)  # by experiment
+_PLOTS = 5  # of a section that its document has
+_SMALL = 12  # rows of a table that is worth reading in the document
 
 
 def page_of(
     figures: Sequence[tuple[Experiment, Figure]], verdicts: Verdicts, made: Made, *, notice: str
-) -> ClaimedPage:
-    """The page: a scoreboard of the claims, and a section for each experiment; theorems first.
+) -> Page:
+    """The page: how the claims stand, and a section for each experiment; theorems first.
 
     Guarantees (`paper/tests/test_document.py`): every claim is on it once.
     """
     text = texts()["page"]
     facts = {experiment.name: figure.facts for experiment, figure in figures}
-    by_section: dict[str, dict[Statement, ClaimVerdict]] = {}
+    by_section: dict[str, dict[Statement, claims.ClaimVerdict]] = {}
     for statement, verdict in verdicts.items():
         # Textbook facts and what is counted apart stand on a page of their own.
         place = "apart" if statement.aside or statement.place not in facts else statement.place
         place = "textbook" if statement.kind == "textbook" else place
         by_section.setdefault(place, {})[statement] = verdict
-    sections: list[Section] = [
+    sections = [
         section_of(
             experiment,
             figure,
@@ -70,15 +71,12 @@ def page_of(
         for experiment, figure in sorted(figures, key=lambda each: _order(each[0]))
     ]
     sections += [
-        ClaimedSection(name, text[name], verdicts=_entries(by_section[name]))
+        Section(name, text[name], exhibits=(claims_table(name, by_section[name]),))
         for name in ("textbook", "apart")
         if name in by_section
     ]
     if not any(experiment.reduced for experiment, _ in figures):
         sections += _across(facts, verdicts)
-    lacking = [(name, *run) for name, runs in made.lacking.items() for run in runs]
-    if lacking:
-        sections.append(_lacking(lacking))
     reading = tuple(each.format(panels=claims.panels_note()) for each in text["reading-text"])
     sections.append(Section("reading", text["reading"], text=reading))
     later = Counter(made.sources.values())
@@ -91,18 +89,16 @@ def page_of(
         "source of the run": f"digest {made.versions['source']} of the package's modules",
         "runs added later": ", ".join(f"{n} by digest {source}" for source, n in later.items()),
         "drawn and judged again by": made.drawn_by and f"digest {made.drawn_by}",
-        "not measured yet": f"{len(lacking)} runs and measurements" if lacking else "",
         "machine": f"{made.versions['machine']}, one thread for each run",
         "seeds": f"0 to {last_seed}" if last_seed else "0",
     }
-    return ClaimedPage(
+    return Page(
         title=text["title"],
-        lead=text["lead"],
+        lead=f"{text['lead']} {claims.summary_text(verdicts)}",
         sections=tuple(sections),
         notice=notice,
         origin={name: value for name, value in origin.items() if value},
         roles=_COLOURED,
-        score=claims.summary_text(verdicts),
     )
 
 
@@ -133,36 +129,26 @@ def _across(facts: Mapping[str, Mapping[str, Fact]], verdicts: Verdicts) -> list
     ]
 
 
-def _lacking(lacking: Sequence[tuple[str, str, int, int]]) -> Section:
-    """Runs that are not measured yet: a row for each experiment and numbers of seeds."""
-    groups: dict[tuple[str, int, int], list[str]] = {}
-    for name, run, recorded, planned in lacking:
-        groups.setdefault((name, recorded, planned), []).append(run)
-    rows = [
-        (*key, len(runs), "; ".join(runs) if len(runs) <= _FEW else "all others")
-        for key, runs in groups.items()
-    ]
-    missing = table(texts()["lacking"], "lacking", rows)
-    return Section("lacking", missing.title, exhibits=(missing,))
-
-
 def _order(experiment: Experiment) -> tuple[int, str]:
     """The place of a section: theorems, figures and tables by their numbers, then all else."""
     kind = experiment.place.partition(" ")[0]
     return (_KINDS.index(kind), experiment.place) if kind in _KINDS else (len(_KINDS), "")
 
 
-def _entries(verdicts: Verdicts) -> tuple[VerdictEntry, ...]:
-    """The claims of a section, with their verdicts."""
-    labels = {statement.name: f"{_SAME}{statement.label}" for statement in claims.statements()}
-    return tuple(
-        VerdictEntry(
-            claim.name, claim.label, str(verdict.standing), claim.quote, claim.where, verdict.why,
-            "" if verdict.measured == claims.NOTHING else verdict.measured, rule=verdict.rule,
-            aside=labels.get(claim.aside, claim.aside),
+def claims_table(name: str, verdicts: Verdicts) -> Table:
+    """The claims of a section with their verdicts; by labels where they are those of no figure."""
+    labels = {statement.name: statement.label for statement in claims.statements()}
+    rows = []
+    for claim, verdict in verdicts.items():
+        repeated = labels.get(claim.aside)  # the numbers are with the claim that it repeats
+        aside = f" ({f'says the same: {repeated}' if repeated else claim.aside})"
+        words = claim.label if name in ("textbook", "apart") else f"“{claim.quote}”"
+        measured = "" if repeated or verdict.measured == claims.NOTHING else verdict.measured
+        judged = f"{verdict}{aside if claim.aside else ''}"
+        rows.append(
+            (f"{words} ({claim.where})", judged, measured, "" if repeated else verdict.rule)
         )
-        for claim, verdict in verdicts.items()
-    )  # fmt: skip
+    return table(texts()["claims-table"], f"{name}-details-claims", rows)
 
 
 def section_of(
@@ -171,7 +157,7 @@ def section_of(
     *,
     row: Mapping[str, str],
     verdicts: Verdicts,
-) -> ClaimedSection:
+) -> Section:
     """The section of an experiment: a row of what came out, the paper's figure, and its claims.
 
     All else is folded away: further plots, what is proven, tables, notes, settings.
@@ -187,16 +173,17 @@ def section_of(
     }
     worth = texts()["page"]["worth"].get(experiment.name, "")
     judged = any(variant.group != "proven" for variant in experiment.variants)
-    return ClaimedSection(
+    standings = Counter(str(verdict.standing) for verdict in verdicts.values())
+    return Section(
         name=experiment.name,
         title=experiment.title,
+        lead=f"{claims.counts_text(standings)}." if verdicts else "",
         row={
             "the paper says": experiment.says,
             "we find": row["letter"],
             "proven instead": " ".join(filter(None, (row["proven"], worth))),
         },
-        exhibits=tuple(shown),
-        verdicts=_entries(verdicts),
+        exhibits=(*shown, *([claims_table(experiment.name, verdicts)] if verdicts else ())),
         notes=(*figure.text, *([claims.panels_note()] if judged else [])),
         details={heading: tuple(parts) for heading, parts in folded.items() if parts},
         badge=experiment.place,
@@ -270,11 +257,133 @@ def details_of(experiment: Experiment) -> list[Exhibit]:
     return exhibits_of(experiment.name, texts()["details"]["exhibit"], records, command=command)
 
 
-# --- files -----------------------------------------------------------------------------------
+# --- Markdown, to be read where there is no browser ------------------------------------------
+
+
+def documents(page: Page, *, links: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The page in Markdown, by path: a summary of one screen, and a file for each section.
+
+    Long tables are left to the CSV files beside it. The same page gives the same text.
+
+    Guarantees (`paper/tests/test_document.py`): every plot is linked, a page begins with its
+    figure and has at most 700 words, and text cannot break out of a table.
+    """
+    links = links or {plot.name: f"{PICTURES}/{plot.name}.svg" for plot in documented_plots(page)}
+    templates = Environment(  # noqa: S701 - Markdown has an escaping of its own
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+    )
+    templates.filters |= {
+        "md": escaped,
+        "table": table_markdown,
+        "first_sentence": first_sentence,
+        "image": lambda plot: image_link(plot.title, f"../{links[plot.name]}"),
+    }
+    small = thumbnails(page)
+    shown = [section for section in page.sections if section.name in small]
+    others = [section for section in page.sections if section.name not in small]
+    width = math.ceil(len(shown) / 2)
+    rows = [row for row in (shown[:width], shown[width:]) if row]
+    summary = templates.get_template("summary.md.jinja")
+    pages = {"reproduction.md": summary.render(page=page, rows=rows, others=others)}
+    template = templates.get_template("section.md.jinja")
+    for section in page.sections:
+        below = texts()["page"]["how"] if section.name == "reading" else ""
+        text = template.render(section=section, text_below=below, **_parts_of(section, links))
+        pages[f"reproduction/{section.name}.md"] = text
+    # Parts that are left out leave empty lines.
+    return {path: re.sub(r"\n{3,}", "\n\n", text).strip() + "\n" for path, text in pages.items()}
+
+
+def _parts_of(section: Section, links: Mapping[str, str]) -> dict[str, Any]:
+    plots = [each for each in section.every_exhibit if isinstance(each, Plot)]
+    every = [each for each in section.every_exhibit if isinstance(each, Table)]
+    details = {each.title: each for each in every if is_detail(each)}
+    tables = [each for each in every if not is_detail(each)]
+    # A section without a plot begins with its table; a long one only if there is nothing else.
+    small = [each for each in tables if not details or len(each.rows) <= _SMALL]
+    whole = [] if plots else small[:1]
+    return {
+        "heading": ": ".join(filter(None, (section.badge, section.title))),
+        "plots": plots,
+        "further": [plot for plot in plots[1:] if plot.name in links],
+        "whole": whole,
+        "tables": [each for each in tables if each not in whole],
+        "details": details,
+    }
+
+
+def documented_plots(page: Page) -> list[Plot]:
+    """The plots of the documents: the first ones of each section; the page has all."""
+    return [
+        plot
+        for section in page.sections
+        for plot in [each for each in section.every_exhibit if isinstance(each, Plot)][:_PLOTS]
+    ]
+
+
+def is_detail(exhibit: Exhibit) -> bool:
+    """Whether an exhibit is about settings or claims, and has no numbers of its own."""
+    return "-details-" in exhibit.name
+
+
+def thumbnails(page: Page) -> dict[str, Plot]:
+    """The plots of the summary, by section: of the paper's figures that have claims."""
+    plots = {}
+    for section in page.sections:
+        drawn = [each for each in section.exhibits if isinstance(each, Plot)]
+        if section.badge.startswith("Figure") and drawn and section.lead:
+            plots[section.name] = drawn[0]
+    return plots
+
+
+def first_sentence(text: str) -> str:
+    r"""The first sentence of a text: it ends before a capital letter.
+
+    >>> first_sentence("5.1 of 10. Seeds differ.")
+    '5.1 of 10.'
+    """
+    return re.split(r"(?<=\.)\s+(?=[A-Z])", text, maxsplit=1)[0]
+
+
+def table_markdown(exhibit: Table) -> str:
+    """Format a table as Markdown, numbers to the right, without title and caption.
+
+    >>> print(table_markdown(Table("t", "T", ("method", "bytes"), (("none", 31400),))))
+    | method | bytes |
+    | --- | ---: |
+    | none | 31,400 |
+    """
+    check(len(exhibit.columns) > 0, "columns", "not be empty", exhibit.columns)
+    places = range(len(exhibit.columns))
+    rules = ["---:" if is_numeric(exhibit, place) else "---" for place in places]
+    lines = [[escaped(heading) for heading in exhibit.columns], rules]
+    lines += [[escaped(cell_text(cell)) for cell in row] for row in exhibit.rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def image_link(text: str, path: str) -> str:
+    r"""Link a picture in Markdown, with the text for those who do not see it.
+
+    >>> image_link("Accuracy [MNIST]", "images/a.png")
+    '![Accuracy \\[MNIST\\]](images/a.png)'
+    """
+    check(re.fullmatch(r"[\w./-]+", path) is not None, "path", "need no quotes in Markdown", path)
+    return f"![{escaped(text)}]({path})"
+
+
+def escaped(text: str) -> str:
+    """Escape text for Markdown: no cell ends early, nothing becomes a tag; code stays code."""
+    parts = re.split(r"(`[^`]+`)", re.sub(r"\s+", " ", text).strip())
+    for index, part in enumerate(parts):
+        marked = part if index % 2 else re.sub(r"([\\*_\[\]<>`])", r"\\\1", part)
+        parts[index] = marked.replace("|", r"\|")
+    return "".join(parts)
 
 
 def write_document(
-    page: ClaimedPage, directory: Path, *, show: Callable[[float], None] = lambda _: None
+    page: Page, directory: Path, *, show: Callable[[float], None] = lambda _: None
 ) -> list[Path]:
     """Write `reproduction.md`, its details with their data, and `images/reproduction/`.
 
@@ -309,72 +418,3 @@ def write_document(
         if path.suffix in (".svg", ".png", ".csv", ".md") and path not in files:
             path.unlink()  # of an earlier page
     return list(files)
-
-
-# --- results.json ----------------------------------------------------------------------------
-
-
-def records(
-    figures: Sequence[tuple[Experiment, Figure]],
-    results: Results,
-    *,
-    made: Made,
-    verdicts: Verdicts,
-) -> bytes:
-    """The content of `results.json`: everything that was measured, facts and verdicts.
-
-    No times of the clock are in it but in the facts, so that the same work gives the same bytes.
-    """
-
-    def fact(value: Fact) -> Fact:
-        # JSON has no word for what is not finite.
-        return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-    def keyed(job: Job) -> dict[str, Any]:
-        later = made.sources.get(job.key)
-        return {"seed": job.seed, "key": job.key, **({"source": later} if later else {})}
-
-    experiments = {}
-    for experiment, figure in figures:
-        runs = [
-            {"name": variant.name, "panels": list(variant.panels), "group": variant.group,
-             **keyed(job), **_run_record(results[job])}
-            for variant in experiment.variants
-            for job in experiment.jobs_of(variant)
-        ]  # fmt: skip
-        measurements = [
-            {"name": item.name, "kind": item.kind, "settings": dict(item.settings),
-             **keyed(job), "result": results[job]}
-            for item in experiment.measurements
-            for job in experiment.jobs_of(item)
-        ]  # fmt: skip
-        experiments[experiment.name] = {
-            "facts": {name: fact(value) for name, value in figure.facts.items()},
-            "runs": runs,
-            "measurements": measurements,
-        }
-    content = {
-        "format": FORMAT,
-        "command": made.command,
-        "versions": dict(made.versions),
-        "reduced": any(experiment.reduced for experiment, _ in figures),
-        "claims": [
-            {"name": claim.name, "claim": claim.quote, "where": claim.where,
-             "verdict": str(verdict), "measured": verdict.measured, "rule": verdict.rule}
-            for claim, verdict in verdicts.items()
-        ],
-        "experiments": experiments,
-    }  # fmt: skip
-    return json.dumps(content, separators=(",", ":"), allow_nan=False).encode() + b"\n"
-
-
-def _run_record(result: Mapping[str, Any]) -> dict[str, Any]:
-    """A run; its curve has a list for each quantity, a third of the bytes of a record a round."""
-    curve = result["curve"]
-    columns = {name: [point.get(name) for point in curve] for name in _CURVE}
-    columns["epsilon"] = [point["epsilon"]["value"] for point in curve]
-    if any("drift" in point for point in curve):
-        columns["drift"] = [point.get("drift") for point in curve]
-    # The versions are those of all; every other run would repeat them.
-    summary = {name: value for name, value in result["summary"].items() if name != "versions"}
-    return {"summary": summary, "curve": columns}

@@ -28,12 +28,11 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import itertools
 import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from importlib import import_module
@@ -61,29 +60,27 @@ FIGURES = {
     "choices": "paper.figures_trained:draw_trained",
     "accuracy-compression": "paper.figures_trained:draw_trained",
     "correction": "paper.figures_trained:draw_trained",
-    "privacy-communication": "paper.figures_private:draw_claims",
-    "local-epsilon": "paper.figures_private:draw_claims",
-    "audit": "paper.figures_private:draw_audits",
-    "successors": "paper.successors:draw_successors",
+    "privacy-communication": "paper.figures_measured:draw_claims",
+    "local-epsilon": "paper.figures_measured:draw_claims",
+    "audit": "paper.figures_measured:draw_audits",
+    "successors": "paper.figures_measured:draw_audits",
     "distributions": "paper.figures_measured:draw_distributions",
-    "free": "paper.free:draw_free",
+    "free": "paper.figures_trained:draw_trained",
     "datasets": "paper.figures_measured:draw_datasets",
     "cpsgd-parameters": "paper.figures_measured:draw_cpsgd",
-    "convergence": "paper.figures_measured:draw_convergence",
 }
 MEASUREMENTS = {
     "distributions": "paper.measurements:measure_distributions",
     "local-epsilon": "paper.measurements:measure_local_epsilon",
     "datasets": "paper.measurements:measure_datasets",
     "cpsgd-parameters": "paper.measurements:measure_cpsgd",
-    "convergence": "paper.measurements:measure_convergence",
     "masks": "paper.measurements:measure_masks",
     "audit": "paper.audits:measure_audit",
     "successor": "paper.audits:measure_audit",
 }
 _ORDER = (
     "cpsgd", "mnist", "choices", "shakespeare", "accuracy-compression", "privacy-communication",
-    "gradients", "updates", "local-epsilon", "datasets", "cpsgd-parameters", "convergence",
+    "gradients", "updates", "local-epsilon", "datasets", "cpsgd-parameters",
     "correction", "audit", "successors", "free",
 )  # fmt: skip  # that of the paper, then what it does not have
 
@@ -222,35 +219,6 @@ class Experiment:
 
 
 _Part = TypeVar("_Part", Variant, Measurement)
-
-Lacking = tuple[str, int, int]
-"""A run (with its panels) or a measurement, and how many seeds of how many it has."""
-
-
-def present(experiment: Experiment, results: Results) -> tuple[Experiment, tuple[Lacking, ...]]:
-    """The experiment with what has results, and what lacks some.
-
-    Seeds count from 0 on, up to the first that is missing.
-    """
-    lacking: list[Lacking] = []
-
-    def measured(parts: Iterable[_Part]) -> Iterator[_Part]:
-        for part in parts:
-            jobs = experiment.jobs_of(part)
-            count = len(list(itertools.takewhile(results.__contains__, jobs)))
-            if count < len(jobs):
-                places = f" ({'; '.join(part.panels)})" if isinstance(part, Variant) else ""
-                lacking.append((f"{part.name}{places}", count, len(jobs)))
-            if count:
-                yield replace(part, seeds=count)
-
-    variants = tuple(measured(experiment.variants))
-    measurements = tuple(measured(experiment.measurements))
-    parts: tuple[Variant | Measurement, ...] = (*variants, *measurements)
-    most = max((part.seeds or 0 for part in parts), default=0)
-    seeds = min(most, experiment.seeds) or experiment.seeds
-    recorded = replace(experiment, variants=variants, measurements=measurements, seeds=seeds)
-    return recorded, tuple(lacking)
 
 
 def function_of(place: str) -> Callable[..., Any]:

@@ -1,27 +1,215 @@
-"""Records of distributions, of Theorem 2's gap, of data sets and of cpSGD's parameters."""
+"""Records of measurements: audits, Theorem 1's claims, distributions, and the paper's tables."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-
-from diffsketch.privacy.claim import Basis, Epsilon
+from diffsketch.privacy.claim import Basis, Epsilon, Trust, Unit
 from paper.experiments import Experiment, Results
-from paper.figures import SECURE_SUM, Figure, Record, draw, measured_of
+from paper.figures import (
+    COORDINATE,
+    SECURE_SUM,
+    Figure,
+    Measured,
+    Record,
+    draw,
+    mean_and_spread,
+    mean_or_none,
+    measured_of,
+    share_of,
+    texts,
+)
+from paper.projections import KeyTrust, SecretScope
+
+_CHANGES = {
+    "alpha": "one coordinate: alpha or -alpha",
+    "largest": "one coordinate: the largest, or its negative",
+    "client": "the whole vector: this worker's or another's",
+    "added": "a whole vector, or zeros",
+}
+
+
+def claimed_epsilon(value: float | None) -> Epsilon | None:
+    """The claim of Theorem 1 about one message, if it makes one."""
+    return None if value is None else Epsilon(value, 0.0, 1, Basis.CLAIMED, COORDINATE)
+
+
+def epsilon_of(data: Mapping[str, Any]) -> Epsilon:
+    """The epsilon that an audit wrote, with all that it means."""
+    secret = data["trust"] in list(KeyTrust)
+    trust = Trust.LOCAL if secret else data["trust"]
+    stated = {"simulated": False, **data, "value": data["epsilon"], "trust": trust}
+    epsilon = Epsilon.from_json(stated)
+    scope = SecretScope(epsilon.scope.unit, epsilon.scope.relation)
+    return replace(epsilon, scope=scope) if secret else epsilon
+
+
+# --- audits ----------------------------------------------------------------------------------
+
+
+def case_of(audit: Measured) -> Record:
+    """An audit: what is stated, what was measured, and what the best attack reaches.
+
+    Of a measurement it is the first seed's. A bound carries its own confidence; several seeds would
+    only be more audits.
+    """
+    data = audit.first
+    stated, measured = (epsilon_of(data[name]) for name in ("claimed", "measured_lower_bound"))
+    best = data["best_possible"]  # None where it is not known, without a number if unlimited
+    limit = None if best is None else best["epsilon"]
+    proven = stated.basis is Basis.PROVEN
+    # More than is stated, if anything is, or than the exact limit of what is proven.
+    refuted = stated.basis is not Basis.NONE and float(measured) > float(stated)
+    beyond = proven and limit is not None and float(measured) > limit
+    return {
+        **data,
+        **audit.settings,
+        "name": audit.name,
+        "differs": data["change"],
+        "change": _CHANGES.get(str(data["change"]), "one coordinate"),
+        "scope": str(measured.scope),
+        "basis": str(stated.basis),
+        "proven": proven,
+        "wrong": refuted or beyond,
+        "stated": stated,
+        "measured": measured,
+        # Infinite where nobody says anything.
+        "claimed": None if math.isinf(stated) else float(stated),
+        "limit": limit,
+        "best": "unlimited" if best is not None and limit is None else limit,
+        # Bars of nothing, of 0 and of infinity have no place on a logarithmic axis.
+        "stated_bar": stated if 0 < float(stated) < math.inf else None,
+        "measured_bar": measured if float(measured) > 0 else None,
+    }
+
+
+def draw_audits(experiment: Experiment, results: Results) -> Figure:
+    """Bars and tables: what is stated and what was measured, of proven mechanisms apart.
+
+    What is calculated for secret hashes are numbers without a basis: nothing guarantees Gaussian
+    others and secret hashes.
+    """
+    audits, titles = measured_of(experiment, results), texts()["audit"]["groups"]
+    cases = [case_of(audit) for audit in audits if "measured_lower_bound" in audit.first]
+    for case in cases:
+        client = case["measured"].scope.unit is Unit.CLIENT
+        group = "laplace" if "Laplace noise" in case["title"] else "sketches"
+        case["group"] = "clients" if client else group
+        case["group_title"] = titles[case["group"]]
+    secret = [
+        {**row, "stated": row["claimed"], "claimed": claimed_epsilon(row["claimed"]),
+         "delta": audit.first["delta"], "scope": COORDINATE}
+        for audit in audits
+        for row in audit.first.get("secret", ())
+    ]  # fmt: skip
+    inverted = [
+        {**row, "claimed": epsilon_of(row["claimed_by_theorem_1"])}
+        for audit in audits
+        for row in audit.first.get("batches", ())
+    ]
+    confidence = min((case["confidence"] for case in cases), default=None)
+    stated = [row for row in secret if row["stated"] is not None]
+    holds = all(row["bound"] is not None and row["bound"] <= row["stated"] for row in stated)
+    records = {
+        "cases": cases, "secret": secret, "inverted": inverted,
+        "all": [{"confidence": confidence}],
+        "all_secret": [{"holds": holds}] if stated else [],
+    }  # fmt: skip
+    return draw(experiment, records)
+
+
+# --- what Theorem 1 claims for every message -------------------------------------------------
+
+
+def draw_claims(experiment: Experiment, results: Results) -> Figure:
+    """The claims of Theorem 1 for the messages of trainings, by table and appended noise.
+
+    The first measurement is the figure's; of others, which differ in the table or in the noise of
+    the training, the numbers are in the table.
+
+    Guarantees (`paper/tests/test_figures_measured.py`): shares are means over the seeds; a
+    message without a claim needs noise; a mean is over the messages with a claim, and is left out
+    where there are none.
+    """
+    trainings = measured_of(experiment, results, "local-epsilon")
+    claims, needs, bins = list[Record](), list[Record](), list[Record]()
+    for training in trainings:
+        for tables in zip(*(each["tables"] for each in training.by_seed), strict=True):
+            claim = _claim(training, tables)
+            # Of two trainings with the same table, the first one's is in the figure.
+            claim["first_of_size"] = claim["size"] not in [
+                each["size"] for each in claims if each["run"] != training.name
+            ]
+            claim["first"] = training is trainings[0]
+            claims.append(claim)
+            needs += _needs(claim, tables)
+            bins += _bins(claim, training, tables)
+    return draw(experiment, {"claims": claims, "needs": needs, "bins": bins})
+
+
+def _claim(training: Measured, tables: Sequence[Mapping[str, Any]]) -> Record:
+    """Theorem 1's claims for the messages of one table and padding, over the seeds."""
+    first, length = tables[0], int(tables[0]["padding"])  # in lengths of the vector
+    finite = 1 - statistics.fmean(each["without"] for each in tables)
+    # Of the repaired padding: the most over hashes and seeds.
+    bounds, proven = [each["proven"] for each in tables if each["proven"] is not None], None
+    if bounds:
+        most = max(bound["most"] for bound in bounds)
+        proven = Epsilon(most, bounds[0]["delta"], 1, Basis.PROVEN, COORDINATE)
+    return {
+        "run": training.name,
+        "size": f"{training.first['table_rows']} x {first['cols']}",
+        "compression": float(first["compression"]),
+        "table": f"{training.first['table_rows']}x{first['cols']}",
+        "length": float(length),
+        "padded": length > 0,
+        "padding": f"{length}n" if length else "none",
+        "finite": finite,
+        "without": 1 - finite,
+        "claimed": claimed_epsilon(mean_or_none(each["median"] for each in tables)),
+        "claimed_mean": claimed_epsilon(mean_or_none(each["finite_mean"] for each in tables)),
+        "proven": proven,
+        "repaired": bool(bounds),
+    }
+
+
+def _needs(claim: Record, tables: Sequence[Mapping[str, Any]]) -> list[Record]:
+    """The share of messages that exceed each requirement, or have no claim."""
+    needs = []
+    for requirement in tables[0]["needs_noise"]:
+        share, spread = mean_and_spread([each["needs_noise"][requirement] for each in tables])
+        claim[f"above {requirement}"] = share
+        needs.append({
+            **claim, "requirement": requirement, "share": share, "within": 1 - share,
+            **share_of(share, spread), "epsilon": claimed_epsilon(float(requirement)),
+            "value": float(requirement),
+        })  # fmt: skip
+    return needs
+
+
+def _bins(claim: Record, training: Measured, tables: Sequence[Mapping[str, Any]]) -> list[Record]:
+    """The histogram of all messages' claims. The last bin's end is a place of its own."""
+    messages = sum(int(each["messages"]) for each in training.by_seed)
+    counts = [sum(column) for column in zip(*(each["counts"] for each in tables), strict=True)]
+    common = {**claim, "messages": messages, "epsilon": claimed_epsilon(0.0)}
+    return [
+        {**common, "edge": edge, "share": None if count is None else count / messages}
+        for edge, count in zip(training.first["edges"], [*counts, None], strict=True)
+    ]
+
 
 # --- distributions of gradients and model updates --------------------------------------------
 
-_LINES = 5  # vectors in the plot of quantiles: few enough to be told apart
 _NUMBERS = ("zeros", "sigma", "alpha", "ratio", "beyond", "largest", "kurtosis", "ks", "ks_nonzero")
 
 
 def draw_distributions(experiment: Experiment, results: Results) -> Figure:
-    """Histograms of each vector with a Gaussian, a plot of quantiles, a table of each vector.
+    """Histograms of each vector with a Gaussian, and a table of all vectors.
 
     Option `what`: the vectors, such as "gradients". The first measurement is the figure's; of
     others there are facts, with their names before them, and a table.
@@ -47,18 +235,7 @@ def draw_distributions(experiment: Experiment, results: Results) -> Figure:
         for place, height in zip(places, heights, strict=True)
         if height > least
     ]
-    spaced = np.linspace(0, len(data["vectors"]) - 1, min(_LINES, len(data["vectors"])))
-    chosen = [data["vectors"][round(place)] for place in spaced]
-    quantiles = [
-        {"round": vector["round"] + 1, "device": vector["device"], "score": score, "value": value}
-        for vector in chosen
-        for score, value in zip(data["scores"], vector["quantiles"], strict=True)
-    ]
-    scores = [{"score": score} for score in data["scores"]]
-    records = {
-        "bins": bins, "bell": bell, "quantiles": quantiles, "scores": scores,
-        "vectors": rows, "trainings": every,
-    }  # fmt: skip
+    records = {"bins": bins, "bell": bell, "vectors": rows, "trainings": every}
     return draw(experiment, records)
 
 
@@ -89,80 +266,17 @@ def _means(vectors: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
     return means
 
 
-# --- Theorem 2 beside the gap that was measured ----------------------------------------------
-
-_CONSTANTS = ("gradient_norm", "gradient_norm_always", "distance", "reference", "reference_norm")
-
-
-def draw_convergence(experiment: Experiment, results: Results) -> Figure:
-    """Gap and bounds over the rounds, on logarithmic axes.
-
-    Guarantees (`paper/tests/test_figures_measured.py`): a gap above the bound is counted.
-    """
-    points, lines = list[Record](), list[Record]()
-    for line in measured_of(experiment, results):
-        sketched, rounds = "theorem2" in line.first, line.first["rounds"]
-        stated = "theorem2" if sketched else "proven"
-        values = {
-            name: np.array([result[name] for result in line.by_seed])
-            for name in ("gap", "proven", stated)
-        }
-        means = {name: by_seed.mean(axis=0).tolist() for name, by_seed in values.items()}
-        ends = (values["gap"].min(axis=0), values["gap"].max(axis=0))
-        several = len(line.by_seed) > 1
-        for place, index in enumerate(rounds):
-            least, most = (float(end[place]) if several else None for end in ends)
-            at = {name: mean[place] for name, mean in means.items()}
-            points.append({
-                "theorem2": None, **at, "line": line.name, "sketched": sketched, "round": index,
-                "least": least, "most": most,
-                "times": at[stated] / at["gap"] if at["gap"] > 0 else None,
-                "shown": place in {0, len(rounds) - 1} | {k * len(rounds) // 4 for k in (1, 2, 3)},
-            })  # fmt: skip
-        error = line.first.get("error")
-        lines.append({
-            "line": line.name, "sketched": sketched, "name": "sketch" if sketched else line.name,
-            **{name: statistics.fmean(each[name] for each in line.by_seed) for name in _CONSTANTS},
-            "noise": error and line.first["dim"] * error**2,
-            "variance": line.first.get("variance"),
-            **at, "slope": slope(rounds, means["gap"]),
-            # Of places and seeds, the share where the measured gap is at most the bound.
-            "holds": float((values["gap"] <= values[stated]).mean()),
-        })  # fmt: skip
-    return draw(experiment, {"points": points, "lines": lines})
-
-
-def slope(rounds: Sequence[int], values: Sequence[float]) -> float | None:
-    """The slope of the values over the rounds, both logarithmic, from the middle of the run on.
-
-    None if a value is not positive, which has no logarithm.
-    """
-    late = [(r, v) for r, v in zip(rounds, values, strict=True) if r >= math.sqrt(rounds[-1])]
-    if len(late) < 2 or any(value <= 0 for _, value in late):
-        return None
-    x, y = np.log([r for r, _ in late]), np.log([v for _, v in late])
-    return float(np.polyfit(x, y, 1)[0])
-
-
 # --- the paper's tables ----------------------------------------------------------------------
 
 
 def draw_datasets(experiment: Experiment, results: Results) -> Figure:
-    """The table of data sets, beside the paper's numbers.
-
-    The paper's values are those of the settings file: by a measurement's name, "workers;
-    parameters; mean; stdev".
-    """
-    rows: list[Record] = []
+    """The table of data sets."""
+    rows = []
     for each in measured_of(experiment, results):
         data, samples = each.first, each.first["samples"]
-        devices, parameters, *stated = experiment.paper[each.name].split("; ")
-        wanted = int(parameters.replace(",", ""))
-        rows.append({"name": each.name, "whose": "paper", "devices": devices,
-                     "parameters": parameters, "mean": stated[0], "std": stated[1]})  # fmt: skip
         rows.append({
-            "name": each.name, "whose": "here", "devices": data["devices"],
-            "parameters": min(data["parameters"].values(), key=lambda count: abs(count - wanted)),
+            "name": each.name, "devices": data["devices"],
+            "parameters": next(iter(data["parameters"].values())),
             "mean": round(samples["mean"], 1), "std": round(samples["std"], 1),
             "trained": data["trained"]["mean"], "test": data["test"],
         })  # fmt: skip
@@ -170,25 +284,24 @@ def draw_datasets(experiment: Experiment, results: Results) -> Figure:
 
 
 def draw_cpsgd(experiment: Experiment, results: Results) -> Figure:
-    """The paper's k and m, the bits that they take, and what cpSGD's theorem says of them."""
-    measured = measured_of(experiment, results)
-    rows, sums = list[Record](), list[Record]()
-    for vectors in measured:
-        delta, whose = vectors.first["delta"], vectors is measured[0]
-        for row in vectors.first["rows"]:
-            few, everyone = row["cohorts"][0], row["cohorts"][-1]
-            claimed = Epsilon(row["claimed"], delta, 1, Basis.CLAIMED, SECURE_SUM)
-            rows.append({
-                **row, **few, "paper": whose, "claimed": claimed, "target": row["claimed"],
-                "stated": {4: "10x", 5: "6x"}.get(row["bits"], "not given"),
-                "epsilon_of_all": everyone["epsilon"],
-            })  # fmt: skip
+    """The paper's k and m, the bits that they take, and what cpSGD's theorem says of them.
+
+    The first measurement's vectors and its first cohort are the paper's.
+    """
+    sums: list[Record] = []
+    for vectors in measured_of(experiment, results):
+        delta = vectors.first["delta"]
+        for row, few in ((row, row["cohorts"][0]) for row in vectors.first["rows"]):
             for cohort in row["cohorts"]:
                 value, basis = cohort["epsilon"], Basis.PROVEN
                 if value is None:
                     value, basis = math.inf, Basis.NONE
-                proven = Epsilon(value, delta, 1, basis, SECURE_SUM)
-                sums.append({**row, **cohort, "vectors": vectors.name, "proven": proven,
-                             "target": f"{row['claimed']:g}"})  # fmt: skip
-    proofs = sum(row["epsilon"] is not None for row in rows if row["paper"])
-    return draw(experiment, {"rows": rows, "sums": sums, "all": [{"proofs": proofs}]})
+                sums.append({
+                    **row, **cohort, "vectors": vectors.name, "compression": 32 / row["bits"],
+                    "claimed": Epsilon(row["claimed"], delta, 1, Basis.CLAIMED, SECURE_SUM),
+                    "proven": Epsilon(value, delta, 1, basis, SECURE_SUM),
+                    "target": f"{row['claimed']:g}",
+                    "paper": cohort is few and vectors.name == experiment.measurements[0].name,
+                })  # fmt: skip
+    proofs = sum(row["epsilon"] is not None for row in sums if row["paper"])
+    return draw(experiment, {"sums": sums, "all": [{"proofs": proofs}]})

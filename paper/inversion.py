@@ -1,73 +1,49 @@
-"""Gradient inversion: what a server sees of a handwritten digit in one message.
+"""Gradient inversion: what a server sees of handwritten digits in one message.
 
-A client computes the gradient of a logistic regression on one image, in the first round of
-training (all weights 0), and sends the sketch of it. The gradient of class `c` is
-`(1/10 - [c is the label]) (pixels, 1)`: one image, ten times over, with a known factor for each of
-ten possible labels. So for each label the table is a known linear map of the pixels, and the
-server, which knows the round's hashes, solves for them.
+A client computes the mean gradient of a logistic regression on a batch of ten images, in the first
+round of training (all weights 0), and sends the sketch of it. An image of label `c` gives class `k`
+the gradient `(1/10 - [k = c]) (pixels, 1)`. So the table is a known linear map of the sums of the
+images of each class and of their numbers, and the server, which knows the round's hashes, solves
+for them.
 
-The attack: pixels of each label are taken to be Gaussian with the mean and the covariance of other,
-public images (and whatever noise the mechanism adds); the estimate is the posterior mean, averaged
-over the labels with their posterior probabilities. It uses everything that such a server knows, so
-that what it does not recover is not in the message, as far as second moments go. `recover_batches`
-does the same for the mean gradient of a batch.
-
-    python -m paper.inversion PICTURE.png
-
-draws the images that are recovered from each kind of message (`docs/images/inversion.png`).
+The attack: the best linear estimate, from the mean and the covariance of other, public images of
+each class, labels that are drawn uniformly, and whatever noise the mechanism adds. It uses all that
+such a server knows up to second moments, so that what it does not recover is not in the message, as
+far as those go.
 """
 
 from __future__ import annotations
 
-import math
-import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import cache, partial
-from pathlib import Path
+from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from matplotlib.figure import Figure
-from scipy import linalg
 from torch import Tensor
 
 from diffsketch.auditing.attacks import Numbers, matrix_of
 from diffsketch.auditing.audits import epsilon_to_json
 from diffsketch.errors import check
 from diffsketch.methods.paper import add_laplace
-from diffsketch.privacy.accounting.budget import gaussian_multiplier
-from diffsketch.privacy.claim import Basis, Epsilon, NoClaim, Relation, Scope, Trust, Unit
-from diffsketch.privacy.clipping import NormBound
-from diffsketch.privacy.mechanisms.additive import GaussianMechanism
+from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
 from diffsketch.privacy.noise import NoiseKey
 from diffsketch.privacy.theorems import claimed_per_round, estimates
 from diffsketch.sketch import CountSketch, SketchKey
 from diffsketch.training.data import load_mnist
-from diffsketch.training.tasks import Examples
 from paper.measurements import Found, Given, MeasurementSettings, Progress, Whole
 
 CLASSES, SIDE = 10, 28
 DIM = CLASSES * (SIDE * SIDE + 1)
 ROWS = 7
 COLS = (112, 22, 6)  # 10, 51 and 187 coordinates per cell
-NOISY_COLS = 22
-TARGETS = (8.0, 1.0)
-DELTA = 1e-5
 BATCH = 10
-_PUBLIC_PER_CLASS, _PUBLIC_GRADIENTS = 1000, 300
-_SHOWN = 10  # images in a row of the picture
+_PUBLIC_PER_CLASS = 1000
 _TEXTURE = 0.02  # standard deviation of what a thousand images do not show of the others
 _ROUNDING = 1e-8  # variance of a cell that has no noise
-
 _COORDINATE = Scope(Unit.COORDINATE, Relation.REPLACE, Trust.LOCAL)
-_CLIENT = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
-UNLIMITED = NoClaim(_CLIENT, "there is no noise and everybody knows the hashes").epsilon(
-    delta=DELTA, rounds=1
-)
-"""Guarantee of a client that sends a bare sketch, or the gradient itself."""
 
 Labels = npt.NDArray[np.int64]
 
@@ -98,60 +74,26 @@ class SentGradients:
     tables: Numbers  # (count, cells)
     matrix: Numbers  # of the sketch, (cells, DIM)
     variance: float  # of the noise in a cell
-    guaranteed: Epsilon
-    claimed: Epsilon | None = None  # by the paper, at the median over the gradients
-
-
-@dataclass(frozen=True, eq=False)
-class Recovery:
-    """Images recovered from one kind of message.
-
-    The similarity of an image is the correlation of estimate and truth, both less what is public:
-    0 for whoever learns nothing, 1 for a perfect copy.
-    """
-
-    message: SentGradients
-    images: Numbers  # (count, pixels), values in 0..1
-    similarities: Numbers
-    labels_right: float  # share of the labels that were found
-
-    def to_json(self) -> Found:
-        """Return all but the images as plain data; `guaranteed` is null where nothing is."""
-        guaranteed, claimed = self.message.guaranteed, self.message.claimed
-        limited = math.isfinite(float(guaranteed))
-        return {
-            "message": self.message.name,
-            "guaranteed": epsilon_to_json(guaranteed) if limited else None,
-            "claimed_by_theorem_1": None if claimed is None else epsilon_to_json(claimed),
-            "mean_similarity": float(self.similarities.mean()),
-            "least_similarity": float(self.similarities.min()),
-            "labels_right": self.labels_right,
-        }
+    claimed: Epsilon  # by the paper, at the median over the gradients
 
 
 class _Inversion(MeasurementSettings):
     case: Literal["inversion"]
-    images: Whole
+    images: Whole  # of single images, which are attacked no more; part of the keys of recorded runs
     batches: Whole
     per_round: float | None = None
 
 
 def measure_inversion(settings: Given, *, seed: int, on_progress: Progress) -> Found:
-    """Attack `images` test images of each digit, and as many batches of ten as `batches` says.
+    """Attack as many batches of ten test images of MNIST as `batches` says.
 
     With `per_round` the messages are those that DiffSketch sends for this epsilon with nothing
-    appended; else bare sketches, and for single images gradients and proven noise too. The seed
-    fixes the hashes and the noise.
+    appended, else bare sketches. The seed fixes the hashes and the noise.
     """
     options = _Inversion.read(settings)
-    single = invert(per_class=options.images, seed=seed, per_round=options.per_round)
-    on_progress(0.7)
     batches = invert_batches(options.batches, seed=seed, per_round=options.per_round)
     on_progress(1.0)
-    return {
-        "inversion": [recovery.to_json() for recovery in single],
-        "batches": [recovery.to_json() for recovery in batches],
-    }
+    return {"batches": batches}
 
 
 # --- messages --------------------------------------------------------------------------------
@@ -194,137 +136,61 @@ def messages_of(
             bound = torch.where(alpha > 0, alpha, gradients.abs().amax(dim=-1)) * weak
             variance = 2 * float((2 * ROWS * bound / per_round).median()) ** 2
         yield SentGradients(
-            f"{name}, {sketch.compression:.0f}x smaller",
+            f"{name}, {sketch.compression:.0f}x smaller, batch of {BATCH}",
             tables.flatten(start_dim=1).numpy(),
             matrix_of(sketch, hashes),
             variance + _ROUNDING,
-            UNLIMITED,
             Epsilon(claimed, 0.0, 1, Basis.CLAIMED, _COORDINATE),
         )
 
 
-def noisy_messages_of(gradients: Tensor, public: Tensor, *, seed: int) -> Iterator[SentGradients]:
-    """Sketch gradients with noise for a proven epsilon of the client, for each of the targets."""
-    key = SketchKey.from_integer(seed)
-    sketch, hashes = CountSketch(DIM, ROWS, NOISY_COLS), key.seed(NOISY_COLS)
-    encode = partial(sketch.encode, seed=hashes)
-    # Half of all tables are longer: known from public images, so it gives nothing away.
-    bound = NormBound(float(encode(public).flatten(start_dim=1).norm(dim=1).median()))
-    for target in TARGETS:
-        multiplier = gaussian_multiplier(epsilon=target, delta=DELTA, rounds=1)
-        mechanism = GaussianMechanism(bound, multiplier)
-        noise = NoiseKey.from_integer(seed).source(worker=0, round_index=round(1000 * target))
-        yield SentGradients(
-            f"sketch with noise, {sketch.compression:.0f}x smaller",
-            mechanism.release(gradients, noise, encode=encode).flatten(start_dim=1).numpy(),
-            matrix_of(sketch, hashes),
-            mechanism.std**2,
-            mechanism.claim.epsilon(delta=DELTA, rounds=1),
-        )
-
-
-# --- single images ---------------------------------------------------------------------------
-
-
 @cache
-def _public() -> tuple[Prior, Tensor]:
-    """Public knowledge: the moments of the training images, and a few of their gradients."""
-    images, labels = first_of_each(load_mnist(split="train"), _PUBLIC_PER_CLASS)
-    few = gradients_of(images[:_PUBLIC_GRADIENTS], labels[:_PUBLIC_GRADIENTS])
-    return Prior.of(images, labels), few
+def _public() -> Prior:
+    """The moments of the first training images of each class."""
+    data = load_mnist(split="train")
+    labels = data.labels.numpy()
+    chosen = [np.flatnonzero(labels == label)[:_PUBLIC_PER_CLASS] for label in range(CLASSES)]
+    # One of each class, then the next of each.
+    places = np.stack(chosen, axis=1).ravel()
+    images = data.inputs[torch.from_numpy(places)].flatten(start_dim=1)
+    return Prior.of(images.double().numpy() / 255, labels[places])
 
 
-def first_of_each(dataset: Examples, count: int) -> tuple[Numbers, Labels]:
-    """Take the first images of each class: one of each, then the next of each."""
-    labels = dataset.labels.numpy()
-    chosen = np.stack([np.flatnonzero(labels == label)[:count] for label in range(CLASSES)], axis=1)
-    images = dataset.inputs[torch.from_numpy(chosen.ravel())].flatten(start_dim=1)
-    return images.double().numpy() / 255, labels[chosen.ravel()]
+# --- the attack ------------------------------------------------------------------------------
 
 
-def invert(*, per_class: int = 10, seed: int = 0, per_round: float | None = None) -> list[Recovery]:
-    """Attack `per_class` test images of each digit of MNIST; the training images are public."""
-    check(1 <= per_class <= 100, "per_class", "be in 1..100", per_class)
-    prior, public_gradients = _public()
-    average = prior.means.mean(axis=0)  # the best guess of whoever sees no message at all
-    images, labels = first_of_each(load_mnist(split="test"), per_class)
-    gradients = gradients_of(images, labels)
-    messages = list(messages_of(gradients, seed=seed, per_round=per_round))
-    estimates = []
-    if per_round is None:
-        messages += noisy_messages_of(gradients, public_gradients, seed=seed)
-        # Raw gradients are read off: a bias tells the label, its factor the pixels.
-        parts = gradients.numpy().reshape(len(gradients), CLASSES, -1)
-        guesses = parts[:, :, -1].argmin(axis=1)
-        read = parts[np.arange(len(guesses)), guesses]
-        raw = SentGradients("raw gradient", gradients.numpy(), np.empty((0, DIM)), 0.0, UNLIMITED)
-        estimates = [(raw, read[:, :-1] / read[:, -1:], guesses)]
-    estimates += [(message, *reconstruct(message, prior)) for message in messages]
-    return [
-        Recovery(
-            message, estimate, _similarities(estimate - average, images - average),
-            float((guesses == labels).mean()),
-        )
-        for message, estimate, guesses in estimates
-    ]  # fmt: skip
-
-
-def _similarities(ours: Numbers, truth: Numbers) -> Numbers:
-    lengths = np.linalg.norm(ours, axis=1) * np.linalg.norm(truth, axis=1)
-    return np.asarray((ours * truth).sum(axis=1) / np.maximum(lengths, 1e-12))
-
-
-def reconstruct(message: SentGradients, prior: Prior) -> tuple[Numbers, Labels]:
-    """Estimate images and labels from the tables of gradients."""
-    tables, (count, cells) = message.tables, message.tables.shape
-    parts = message.matrix.reshape(cells, CLASSES, -1)
-    shared = parts.sum(axis=1) / CLASSES
-    evidence = np.empty((CLASSES, count))
-    estimates = np.empty((CLASSES, count, prior.means.shape[1]))
-    for label in range(CLASSES):
-        columns = shared - parts[:, label]
-        pixels, bias = columns[:, :-1], columns[:, -1]
-        spread = pixels @ prior.covariances[label]
-        factor = np.linalg.cholesky(spread @ pixels.T + message.variance * np.eye(cells))
-        surprise = tables - bias - pixels @ prior.means[label]
-        white = linalg.solve_triangular(factor, surprise.T, lower=True)
-        evidence[label] = -0.5 * (white**2).sum(axis=0) - np.log(np.diag(factor)).sum()
-        weights = linalg.solve_triangular(factor, white, lower=True, trans="T")
-        estimates[label] = prior.means[label] + weights.T @ spread
-    chances = np.exp(evidence - evidence.max(axis=0))
-    chances /= chances.sum(axis=0)
-    images = (chances[:, :, None] * estimates).sum(axis=0).clip(0, 1)
-    return images, evidence.argmax(axis=0)
-
-
-# --- batches ---------------------------------------------------------------------------------
-
-
-def invert_batches(count: int, *, seed: int = 0, per_round: float | None = None) -> list[Recovery]:
+def invert_batches(count: int, *, seed: int = 0, per_round: float | None = None) -> list[Found]:
     """Attack sketches of the mean gradient of batches of ten test images, in the data's order.
 
-    Such a gradient is linear in the sum of the images and the number of images of each class.
-    Similarities are those of each image with what is estimated for its class, both less the class's
-    public mean: 0 for whoever learns nothing but the labels. Labels are the likeliest ones, of
-    which luck finds about two thirds in ten.
+    The similarity of an image is the correlation of what is estimated for its class with the image,
+    both less the public mean of the class: 0 for whoever learns nothing but the labels, 1 for a
+    perfect copy. Labels are the likeliest ones, of which luck finds about two thirds in ten.
     """
     check(1 <= count <= 100, "count", "be in 1..100", count)
-    (prior, _), data = _public(), load_mnist(split="test")
+    prior, data = _public(), load_mnist(split="test")
     images = data.inputs[: count * BATCH].flatten(start_dim=1).double().numpy() / 255
     labels = data.labels[: count * BATCH].numpy()
     gradients = gradients_of(images, labels).view(count, BATCH, DIM).mean(dim=1)
     batch, means = np.repeat(np.arange(count), BATCH), prior.means[labels]
     truth = np.eye(CLASSES)[labels].reshape(count, BATCH, CLASSES).sum(axis=1)
-    recoveries = []
+    rows = []
     for message in messages_of(gradients, seed=seed, per_round=per_round):
         numbers, beyond = recover_batches(message, prior)
-        ours = beyond[batch, labels]
-        similarities = _similarities(ours, images - means)
+        similarities = _similarities(beyond[batch, labels], images - means)
         in_common = np.minimum(truth, likeliest(numbers)).sum(axis=1)
-        batches = replace(message, name=f"{message.name}, batch of {BATCH}")
-        right = float(in_common.mean()) / BATCH
-        recoveries.append(Recovery(batches, (means + ours).clip(0, 1), similarities, right))
-    return recoveries
+        rows.append({
+            "message": message.name,
+            "claimed_by_theorem_1": epsilon_to_json(message.claimed),
+            "mean_similarity": float(similarities.mean()),
+            "least_similarity": float(similarities.min()),
+            "labels_right": float(in_common.mean()) / BATCH,
+        })  # fmt: skip
+    return rows
+
+
+def _similarities(ours: Numbers, truth: Numbers) -> Numbers:
+    lengths = np.linalg.norm(ours, axis=1) * np.linalg.norm(truth, axis=1)
+    return np.asarray((ours * truth).sum(axis=1) / np.maximum(lengths, 1e-12))
 
 
 def recover_batches(message: SentGradients, prior: Prior) -> tuple[Numbers, Numbers]:
@@ -353,27 +219,3 @@ def likeliest(numbers: Numbers) -> Numbers:
     left = numbers[:, :, None] - np.arange(BATCH)  # before the first, the second ... of a class
     chosen = (-left).reshape(len(numbers), -1).argsort(axis=1)[:, :BATCH] // BATCH
     return np.asarray(np.eye(CLASSES)[chosen].sum(axis=1))
-
-
-# --- the picture -----------------------------------------------------------------------------
-
-
-def draw(recoveries: list[Recovery], path: Path) -> None:
-    """Draw the images that are recovered from each kind of message."""
-    figure = Figure(figsize=(_SHOWN, 1.6 * len(recoveries)), dpi=130, layout="tight")
-    figure.suptitle("What a server that knows the hashes sees of one image's gradient")
-    for recovery, axes in zip(recoveries, figure.subplots(len(recoveries)), strict=True):
-        message, shown = recovery.message, recovery.images[:_SHOWN].reshape(-1, SIDE, SIDE)
-        stated = [epsilon for epsilon in (message.guaranteed, message.claimed) if epsilon]
-        limits = [epsilon.text("short") for epsilon in stated if math.isfinite(float(epsilon))]
-        caption = f"{message.name}: similarity {recovery.similarities.mean():.2f}, "
-        caption += f"labels right {recovery.labels_right:.0%}\n"
-        caption += "; ".join(limits) or "nothing is stated"
-        axes.set_title(caption, loc="left", fontsize=8)
-        axes.imshow(np.hstack(list(shown)), cmap="gray", vmin=0, vmax=1)
-        axes.axis("off")
-    figure.savefig(path, format="png")
-
-
-if __name__ == "__main__":
-    draw(invert(), Path(sys.argv[1]))

@@ -11,14 +11,13 @@ import bisect
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from scipy import stats
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 
 from diffsketch.app.build import build
 from diffsketch.app.settings import RunConfig, describe
@@ -30,16 +29,14 @@ from diffsketch.methods.base import Encoder
 from diffsketch.methods.plain import PlainSketch
 from diffsketch.privacy.mechanisms.binomial import PAPER_SETTINGS, BinomialMechanism
 from diffsketch.privacy.noise import Noise
-from diffsketch.privacy.theorems import claimed_per_round, estimates, query_variance
+from diffsketch.privacy.theorems import claimed_per_round, estimates
 from diffsketch.sketch import CountSketch, SketchKey
 from diffsketch.training.data import load_shakespeare
 from diffsketch.training.defaults import TASK_DEFAULTS
-from diffsketch.training.local import LocalTrainer, trainer_for
-from diffsketch.training.models import LogisticRegression
 from diffsketch.training.rounds import mask_bytes
-from diffsketch.training.simulation import RoundResult, Simulation
-from diffsketch.training.tasks import Batches, Devices, Examples, load_task
-from paper.bounds import ConvexProblem, expected_gap, lemma1_error, padding_for, theorem2
+from diffsketch.training.simulation import Simulation
+from diffsketch.training.state import RoundResult
+from diffsketch.training.tasks import load_task
 from paper.experiments import mistake_text
 from paper.readings import signed_alpha
 from paper.repaired import ProvenDiffSketch
@@ -152,7 +149,6 @@ def measure_datasets(settings: Given, *, seed: int, on_progress: Progress) -> Fo
 # Edges of the histogram's bins, in standard deviations from the mean. The mean is in the middle of
 # one, and with it, nearly, the coordinates that are exactly zero.
 _EDGES = np.linspace(-8.05, 8.05, 162)
-_SCORES = np.linspace(-3.6, 3.6, 73)  # where quantiles are compared: those of the Gaussian
 
 
 class _Distributions(MeasurementSettings):
@@ -174,8 +170,7 @@ def measure_distributions(settings: Given, *, seed: int, on_progress: Progress) 
         shape = shape_of(seen.vectors[chosen].double().numpy())
         device = names[int(seen.result.cohort[chosen])]
         shapes.append({"round": seen.result.round_index, "device": device, **shape})
-    bins = {"edges": _EDGES.tolist(), "scores": _SCORES.tolist()}
-    return {"dim": simulation.method.dim, **bins, "vectors": shapes}
+    return {"dim": simulation.method.dim, "edges": _EDGES.tolist(), "vectors": shapes}
 
 
 def shape_of(vector: Numbers) -> Found:
@@ -200,7 +195,6 @@ def shape_of(vector: Numbers) -> Found:
         "ks": float(stats.kstest(standard, "norm").statistic),
         "ks_nonzero": None if nonzero is None else float(nonzero.statistic),
         "counts": np.histogram(standard, bins=_EDGES)[0].tolist(),
-        "quantiles": np.quantile(standard, stats.norm.cdf(_SCORES)).tolist(),
     }
 
 
@@ -280,15 +274,11 @@ def measure_cpsgd(settings: Given, *, seed: int, on_progress: Progress) -> Found
     options = _Cpsgd.read(settings)
     rows = []
     for row in PAPER_SETTINGS:
-        fixed = options.model_dump(exclude={"cohorts"}) | {
-            "levels": row.levels,
-            "trials": row.trials,
-        }
+        fixed = options.model_dump(exclude={"cohorts"})
+        fixed |= {"levels": row.levels, "trials": row.trials}
         sums = [BinomialMechanism(**fixed, cohort=cohort) for cohort in options.cohorts]
-        bits = sums[0].bits
-        cost = {"bits_needed": bits, "compression": 32 / bits}
         cohorts = [_of_sum(mechanism, row.claimed) for mechanism in sums]
-        rows.append({**row._asdict(), **cost, "cohorts": cohorts})
+        rows.append({**row._asdict(), "bits_needed": sums[0].bits, "cohorts": cohorts})
     on_progress(1.0)
     return {"delta": options.delta, "rows": rows}
 
@@ -296,19 +286,11 @@ def measure_cpsgd(settings: Given, *, seed: int, on_progress: Progress) -> Found
 def _of_sum(mechanism: BinomialMechanism, target: float) -> Found:
     """Apply the theorem to the sum of a cohort's messages, and find what the target would take."""
     trials = least_trials(mechanism, target)
-    enough = None if trials is None else replace(mechanism, trials=trials)
-    shift, _ = mechanism.shifts()
-    # The theorem's condition on the variance, in steps squared.
-    needed = max(23 * math.log(10 * mechanism.dim / mechanism.delta), 2 * shift.largest)
     return {
         "cohort": mechanism.cohort,
-        "variance": mechanism.std**2 / mechanism.step**2,
-        "variance_needed": needed,
         "epsilon": finite(_epsilon_of(mechanism)),
-        "sum_compression": 32 / mechanism.sum_bits,
         "trials_needed": trials,
-        "bits_then": None if enough is None else enough.bits,
-        "sum_bits_then": None if enough is None else enough.sum_bits,
+        "bits_then": None if trials is None else replace(mechanism, trials=trials).bits,
     }
 
 
@@ -382,8 +364,6 @@ def measure_local_epsilon(settings: Given, *, seed: int, on_progress: Progress) 
         "table_rows": options.table_rows,
         "rounds": simulation.rounds,
         "messages": len(ratios),
-        "noised": simulation.state.progress.noised_share,
-        "ratio": {"mean": float(ratios.mean())},
         "edges": _EPSILON_EDGES.tolist(),
         "tables": tables,
     }
@@ -396,12 +376,8 @@ def claims_of(
     dim, size = sketch.dim, (sketch.rows, sketch.cols)
     alpha = torch.from_numpy(ratios)
     claimed = claimed_per_round(dim + padding, *size, alpha=alpha, sigma=torch.ones_like(alpha))
-    epsilons, middle = claimed.numpy(), float(np.median(ratios))
+    epsilons = claimed.numpy()
     limited = epsilons[np.isfinite(epsilons)]
-
-    def needed(requirement: float) -> float | None:
-        length = padding_for(requirement, dim, *size, ratio=middle)
-        return None if length is None else length / dim
 
     return {
         "compression": sketch.compression,
@@ -411,7 +387,6 @@ def claims_of(
         "without": 1 - len(limited) / len(epsilons),
         "needs_noise": {f"{each:g}": float((epsilons > each).mean()) for each in requirements},
         "counts": np.histogram(limited, bins=_EPSILON_EDGES)[0].tolist(),
-        "needed": {f"{each:g}": needed(each) for each in requirements},
     }
 
 
@@ -430,116 +405,3 @@ def proven_of(
     claims = [method.claim_for(1, seed) for seed in hashes]
     most = max(float(claim.epsilon(delta=settings.delta, rounds=1)) for claim in claims)
     return {"most": most, "delta": settings.delta} if math.isfinite(most) else None
-
-
-# --- Theorem 2 beside a convex run -----------------------------------------------------------
-
-_POINTS_OF_GAP = 40
-
-
-class ConvexSettings(MeasurementSettings):
-    """Settings of `measure_convergence`."""
-
-    rounds: Annotated[int, Field(ge=2)]
-    step: float  # c in the theorem
-    rows: Whole  # 0 for no sketch
-    cols: Whole = 0
-    combine: Literal["mean", "median"] = "median"
-    batch_size: Whole = 10
-    failure: float = 0.1  # of Lemma 1, which Theorem 2 is computed for
-    comparator_steps: Whole  # of L-BFGS
-
-
-def measure_convergence(settings: Given, *, seed: int, on_progress: Progress) -> Found:
-    """The gap `F(average of x_1..x_i) - F(comparator)` beside the bounds on it.
-
-    F is the mean loss of a logistic regression on all workers' images of the task `mnist`, which is
-    convex. Each worker draws its batch at random, with replacement, so that its gradient is
-    unbiased as the theorem assumes; hashes are fresh; steps are `step / sqrt(i)`. The theorem's G
-    and D are not known but measured along the run: G^2 as the largest mean over the workers of
-    `||g||^2` in any round, D as the largest distance from the comparator. The images are linearly
-    separable, so that F has no minimum but 0 at infinity; but the bound's proof never uses that the
-    comparator is the minimum: it holds for any point. Here it is the one that L-BFGS reaches.
-    """
-    options = ConvexSettings.read(settings)
-    task = load_task("mnist", seed=seed)
-    examples, trainer = task.devices.examples, trainer_for(task.model(seed))
-    best = comparator(examples, steps=options.comparator_steps)
-    reference, _ = trainer.evaluate(best.float(), examples)
-    places = set(np.geomspace(1, options.rounds, _POINTS_OF_GAP).astype(int).tolist())
-    total, gaps = torch.zeros(trainer.dim, dtype=torch.float64), {}
-    largest, farthest = 0.0, 0.0
-    for i, (weights, squares) in enumerate(
-        descend(trainer, task.devices, options, seed=seed), start=1
-    ):
-        total += weights
-        largest = max(largest, float(squares.mean()))
-        farthest = max(farthest, float((weights.double() - best).norm()))
-        if i in places:
-            loss, _ = trainer.evaluate((total / i).float(), examples)
-            gaps[i] = loss - reference
-        on_progress(i / options.rounds)
-    problem, variance = ConvexProblem(trainer.dim, math.sqrt(largest), farthest, options.step), 0.0
-    stated: Found = {}
-    if options.rows:
-        sketch = CountSketch(trainer.dim, options.rows, options.cols)
-        variance = query_variance(sketch, combine=options.combine)
-        error = lemma1_error(options.rows, options.cols, failure=options.failure)
-        bound = [theorem2(problem, i, error=error) for i in gaps]
-        stated = {"error": error, "variance": variance, "theorem2": bound}
-    # The scores' gradient is a difference of two distributions, of norm sqrt(2) at most.
-    inputs = examples.inputs.double().square().sum(dim=1) + 1
-    return {
-        "dim": trainer.dim,
-        "reference": reference,
-        "reference_norm": float(best.norm()),
-        "gradient_norm": problem.gradient_norm,
-        "gradient_norm_always": math.sqrt(2 * float(inputs.max())),
-        "distance": problem.distance,
-        "rounds": list(gaps),
-        "gap": list(gaps.values()),
-        **stated,
-        "proven": [expected_gap(problem, i, variance=variance) for i in gaps],
-    }
-
-
-def descend(
-    trainer: LocalTrainer, devices: Devices, settings: ConvexSettings, *, seed: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """SGD from zero on the mean of the workers' sketched gradients, as Theorem 2 has it.
-
-    Every worker's batch is drawn uniformly and with replacement from its examples. Gives for each
-    round the weights before the step, and `||g||^2` of each worker's gradient there.
-    """
-    generator, key = torch.Generator().manual_seed(seed), SketchKey.from_integer(seed)
-    weights = torch.zeros(trainer.dim)
-    sizes, starts = devices.sizes[:, None, None], devices.starts[:-1, None, None]
-    shape = (len(devices), 1, settings.batch_size)
-    for index in range(settings.rounds):
-        drawn = (torch.rand(shape, generator=generator, dtype=torch.float64) * sizes).long()
-        gradients = trainer.gradients(weights, devices.examples, Batches(drawn + starts))
-        yield weights, gradients.double().square().sum(dim=1)
-        mean = gradients.mean(dim=0)
-        if settings.rows:
-            sketch, hashes = CountSketch(trainer.dim, settings.rows, settings.cols), key.seed(index)
-            mean = sketch.query(sketch.encode(mean, hashes), hashes, combine=settings.combine)
-        weights = weights - settings.step / math.sqrt(index + 1) * mean
-
-
-def comparator(examples: Examples, *, steps: int) -> Tensor:
-    """Weights of a logistic regression, float64, after so many steps of L-BFGS from zero."""
-    inputs, labels = examples.inputs.double(), examples.labels
-    model = LogisticRegression(inputs.shape[1], int(labels.max()) + 1).double()
-    parameters = [nn.init.zeros_(each) for each in model.parameters()]
-    solver = torch.optim.LBFGS(
-        parameters, max_iter=steps, history_size=20, line_search_fn="strong_wolfe"
-    )
-
-    def closure() -> Tensor:
-        solver.zero_grad()
-        loss = functional.cross_entropy(model(inputs), labels)
-        loss.backward()  # type: ignore[no-untyped-call]
-        return loss
-
-    solver.step(closure)  # type: ignore[no-untyped-call]
-    return nn.utils.parameters_to_vector(parameters).detach()

@@ -7,15 +7,11 @@ for whoever sees the release and **nothing else that depends on the
 matrix**: `KeyTrust.SECRET`. A matrix that is known makes it the plain Gaussian mechanism, with its
 larger epsilon; one that is applied again, to decode or to project other data, tells what it hid.
 
-`projection_cases` has the audits. A projection is part of what a protocol draws, anew for each
-trial, and the adversary has of it what the case says: the message alone (`-secret`, the claim that
-is proven), the projection beside it (`-known`), or what is decoded with it (`-step`, the step that
-the paper's clients take and publish as a model). Of the vectors only the direction in which a
-client's points matters, and a Gaussian projection has no preferred one: the law of what is seen
-along it is the same for every `dim`. So the first column of the projection is drawn, and no other.
-
-Planted errors of the secret ones: `leaked-key`, the projection is public; `key-twice`, the same
-projection served for two releases.
+`projection_cases` has the audits: of what is decoded with the projection (`sgm-step`, the step that
+the paper's clients take and publish as a model), and of messages under a secret one (`-secret`, the
+claim that is proven). Of the vectors only the direction in which a client's points matters, and a
+Gaussian projection has no preferred one: the law of what is seen along it is the same for every
+`dim`. So the first column of the projection is drawn, and no other.
 """
 
 from __future__ import annotations
@@ -25,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,12 +29,11 @@ from scipy import optimize, special, stats
 from torch import Tensor
 
 from diffsketch.auditing.attacks import Attack, Numbers
-from diffsketch.auditing.audits import DELTAS, PURE_DELTA, Adversary, Case, Game, Neighbours
+from diffsketch.auditing.audits import PURE_DELTA, Adversary, Case, Game, Neighbours
 from diffsketch.errors import check, check_choice, check_whole
 from diffsketch.privacy import Epsilon, PaperClaim, Relation, Scope, SimulatedClaim, Trust, Unit
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.claim import Basis, Claim
-from diffsketch.privacy.clipping import clip_norm
 from diffsketch.privacy.noise import NoiseKey
 from diffsketch.sketch import SketchKey
 
@@ -152,9 +148,6 @@ class SketchedGaussian:
     claim does not depend on the members. Where they are so many that the shift is small, it may be
     above the Gaussian mechanism's epsilon.)
 
-    *Repaired* (`repaired`): projections are clipped to norm 1 as well, and the claim is the
-    Gaussian mechanism's, for whoever knows all but the vectors and the noise.
-
     Guarantees (`paper/tests/test_projections.py`): the secret claim is the exact divergence, and
     never above the paper's; the released step exceeds the paper's.
 
@@ -206,12 +199,6 @@ class SketchedGaussian:
         return PaperClaim(_SUM, Epsilon(value, DELTA, 1, Basis.CLAIMED, _SUM), source)
 
     @property
-    def repaired(self) -> SimulatedClaim:
-        """The claim of one round if projections are clipped, too."""
-        text = f"Gaussian noise on clipped projections in a sum of {self.members}"
-        return SimulatedClaim(_SUM, events.gaussian(self.total_std / _CLIP), text)
-
-    @property
     def secret(self) -> SimulatedClaim:
         """The claim for those who see one client's message, and never anything else of the key."""
         ratio = 1 + _CLIP**2 / (self.size * self.std**2)
@@ -223,7 +210,6 @@ SGM = SketchedGaussian(1000, 0.288)
 """A message of one client, or a sum of one: the claimed epsilon is 3 (delta 1e-5)."""
 PAPER = SketchedGaussian(400_000, 0.0883, members=4)
 """The paper's vision task at its largest epsilon, and its clients of a round."""
-REPAIRED = SketchedGaussian(1000, 1.0)
 SECRET = SketchedGaussian(100, 0.27)
 """One with more to see: a shift of about one standard deviation of the sum of squares."""
 
@@ -288,77 +274,27 @@ def _normal(key: NoiseKey, index: int, *shape: int) -> Tensor:
 # --- messages and releases -------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class HiddenPoint:
-    """A projection along the direction of one point: `point z + others r + noise w`.
+def secret_message(
+    name: str, title: str, claim: Claim, *, size: int, point: float, others: float, std: float
+) -> Case:
+    """Make the case of a message under a secret projection: `point z + others r + std w`, or not.
 
-    `z`, `r` and `w` are standard normal: `z` and `r` are what the projection makes of the point
-    under attack and of all others, `w` is fresh in each release. With `z` and `r` secret, the point
-    changes nothing but the variance.
+    `z` and `r`, standard normal, are what the projection makes of the point under attack and of
+    all others, `w` is noise. Without the point there is no `z`: it changes the variance alone.
     """
 
-    size: int  # numbers
-    point: float
-    others: float
-    noise: float
+    def play(inputs: Tensor, noise: NoiseKey, _: SketchKey) -> Tensor:
+        z, w, r = (_normal(noise, index, len(inputs), 1, size) for index in range(3))
+        return inputs[..., None] * (z * point) + std * w + others * r
 
-    def case(
-        self, name: str, title: str, claim: Claim, *, rounds: tuple[float, ...] = (1.0,),
-        known: bool = False, clip: float | None = None, deltas: tuple[float, ...] = DELTAS,
-        planted: str | None = None,
-    ) -> Case:  # fmt: skip
-        """Make the case of the point, or nothing: in each of the `rounds`, times their numbers.
-
-        With the projection known beside it, or without; of a claim whose projections are clipped,
-        with their `clip`.
-        """
-        size = self.size
-
-        def play(inputs: Tensor, noise: NoiseKey, _: SketchKey) -> Tensor:
-            drawn = _normal(noise, 0, len(inputs), 1, size) * self.point
-            seen = inputs[..., None] * drawn
-            seen = seen if clip is None else clip_norm(seen, clip)
-            seen = seen + self.noise * _normal(noise, 1, len(inputs), len(rounds), size)
-            if known:  # who knows the projection takes the others off
-                return torch.cat([seen, drawn], dim=-1)
-            return seen + self.others * _normal(noise, 2, len(inputs), 1, size)
-
-        first = torch.tensor(rounds, dtype=torch.float64)
-        adversary = Adversary.ALL_KNOWN if known else Adversary.SECRET_PROJECTION
-        variance = self.others**2 + self.noise**2
-        cells, ratio = size * sum(map(bool, rounds)), 1 + self.point**2 / variance
-        is_secret = isinstance(claim.scope, SecretScope)
-        return Case(
-            name, title, claim, Game(play, Neighbours(first, torch.zeros_like(first)), adversary),
-            (self._aligned() if known else self._variances(rounds),), rounds=len(rounds),
-            deltas=deltas, planted=planted, simulated=isinstance(claim, SimulatedClaim),
-            width=2 * size,
-            # What the correct release tells: one with a key of its own in each round.
-            limit=(lambda _, delta: variance_epsilon(cells, ratio, delta)) if is_secret else None,
-        )  # fmt: skip
-
-    def _aligned(self) -> Attack:
-        """Attack with the projection: messages come first, then what the point becomes."""
-        name, size = "likelihood ratio (projection known)", self.size
-        return Attack(name, lambda *_: lambda seen: (seen[:, :size] * seen[:, size:]).sum(axis=1))
-
-    def _variances(self, rounds: tuple[float, ...]) -> Attack:
-        """Attack a variance, or the covariance of several rounds, by the likelihood ratio."""
-        count = len(rounds)
-        without = self.others**2 + self.noise**2 * np.eye(count)
-        point = self.point**2 * np.outer(rounds, rounds)
-        weights = np.linalg.inv(without) - np.linalg.inv(without + point)
-
-        def score(seen: Numbers) -> Numbers:
-            cells = seen.reshape(len(seen), count, self.size)
-            return np.asarray(np.einsum("tik,ij,tjk->t", cells, weights, cells))
-
-        return Attack("likelihood ratio (variance)", lambda *_: score)
-
-
-def message_of(mechanism: SketchedGaussian) -> HiddenPoint:
-    """A message of one client, whose vector is 0 or has norm 1."""
-    return HiddenPoint(mechanism.size, _CLIP / math.sqrt(mechanism.size), 0.0, mechanism.std)
+    squares = Attack("likelihood ratio (variance)", lambda *_: lambda seen: (seen**2).sum(axis=1))
+    ratio = 1 + point**2 / (others**2 + std**2)
+    worlds = Neighbours(torch.ones(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64))
+    return Case(
+        name, title, claim, Game(play, worlds, Adversary.SECRET_PROJECTION), (squares,),
+        simulated=True, width=2 * size,
+        limit=lambda _, delta: variance_epsilon(size, ratio, delta),
+    )  # fmt: skip
 
 
 def mixing_claim(size: int, gamma: float) -> SimulatedClaim:
@@ -391,32 +327,21 @@ def mixing_claim(size: int, gamma: float) -> SimulatedClaim:
 
 # An example of norm 1, in the release or not, among others of an eigenvalue of 6.5 and noise of a
 # variance of 0.5: gamma is 8 with the example's own.
-MIXING = HiddenPoint(64, 1.0, math.sqrt(6.5), math.sqrt(0.5))
+MIXING: dict[str, Any] = {"size": 64, "point": 1.0, "others": math.sqrt(6.5), "std": math.sqrt(0.5)}
 
 
 def projection_cases() -> dict[str, Case]:
-    """The cases by name. The claims of the first three are the paper's, those of others proven."""
-    shown = "message and projection"
-    listed = [
+    """The cases by name: of the paper's claims first, then of those that are proven."""
+    size, point = SECRET.size, _CLIP / math.sqrt(SECRET.size)
+    cases = (
         sgm_step(SGM, name="sgm-step"),
         sgm_step(PAPER, name="sgm-step-paper"),
-        message_of(SGM).case(
-            "sgm-known", f"{SGM}: {shown}", SGM.claimed, known=True, deltas=(PURE_DELTA,)
+        secret_message(
+            "sgm-secret", f"{SECRET}: message", SECRET.secret,
+            size=size, point=point, others=0.0, std=SECRET.std,
         ),
-        message_of(REPAIRED).case(
-            "sgm-repaired", f"{REPAIRED}: {shown}", REPAIRED.repaired, known=True, clip=_CLIP
+        secret_message(
+            "mixing-secret", "Gaussian mixing, 64 rows, gamma 8", mixing_claim(64, 8.0), **MIXING
         ),
-    ]
-    mixing = "Gaussian mixing, 64 rows, gamma 8", mixing_claim(MIXING.size, 8.0)
-    for name, release, (title, claim), twice in (
-        ("sgm-secret", message_of(SECRET), (f"{SECRET}: message", SECRET.secret), (1.0, 1.0)),
-        # A second release of the others alone, in both worlds.
-        ("mixing-secret", MIXING, mixing, (1.0, 0.0)),
-    ):
-        leaked, reused = "the projection is public", "one projection for two releases"
-        listed += [
-            release.case(name, title, claim),
-            release.case(f"{name}+leaked-key", title, claim, known=True, planted=leaked),
-            release.case(f"{name}+key-twice", title, claim, rounds=twice, planted=reused),
-        ]
-    return {case.name: case for case in listed}
+    )  # fmt: skip
+    return {case.name: case for case in cases}

@@ -12,9 +12,10 @@ from diffsketch.app.files import check_empty, locked, versions
 from diffsketch.app.terminal import Interrupts, LastingConsole, print_line
 from diffsketch.errors import ArgumentError, DiffSketchError, check
 from diffsketch.files import leftovers, prepare_output, replace_file
+from diffsketch.pages.exhibits import Page
 from diffsketch.pages.page import write_page
 from paper.claims import judged, summary_text
-from paper.document import Made, command_of, notice_of, page_of, records, write_document
+from paper.document import command_of, notice_of, page_of, write_document
 from paper.experiments import (
     FIGURES,
     FORMAT,
@@ -26,13 +27,11 @@ from paper.experiments import (
     minutes_text,
     name_of_experiment,
     names,
-    present,
     wall_seconds,
 )
 from paper.figures import Figure
 from paper.jobs import Failure, JobsOutcome, Store, do_jobs
-from paper.recorded import Recorded
-from paper.scoreboard import ClaimedPage, with_scoreboard
+from paper.recorded import Made, recorded_results, results_json
 
 _MARK, _CACHE, _RESULTS, _ERRORS = "reproduction.json", "cache", "results.json", "errors.txt"
 
@@ -149,26 +148,18 @@ def redraw(
     """Draw and judge the recorded run below `documents` again, and write its documents anew.
 
     The run is `reproduction/results.json`. Jobs that it lacks have the results of the cache below
-    `store`, if they are there; else the documents say that they are not measured yet.
+    `store`.
 
     Guarantees (`paper/tests/test_reproduce.py`): nothing is run, and the same results give the
     same documents as the run itself.
+
+    Raises:
+        MismatchError: Some job has a result in neither.
     """
     path = documents / "reproduction" / _RESULTS
-    recorded = Recorded.read(path)
     experiments = [load(name, reduced=False, folder=folder) for name in names(folder)]
-    here = versions()["source"]
-    results, sources = recorded.results(experiments, Store(store / _CACHE), source=here)
-    both = [present(each, results) for each in experiments]
-    made = Made(
-        command_of([], reduced=False),
-        recorded.versions,
-        sources,
-        drawn_by="" if here == recorded.versions["source"] else here,
-        lacking={measured.name: lacking for measured, lacking in both if lacking},
-    )
-    drawn = [measured for measured, _ in both if measured.jobs]
-    page, numbers = _drawn(drawn, results, made, notice="", console=console)
+    results, made = recorded_results(path, experiments, Store(store / _CACHE))
+    page, numbers = _drawn(experiments, results, made, notice="", console=console)
     with console.progress("Making the pictures") as show:
         files = write_document(page, documents, show=show)
     replace_file(path, numbers)
@@ -183,7 +174,7 @@ def _drawn(
     *,
     notice: str,
     console: LastingConsole,
-) -> tuple[ClaimedPage, bytes]:
+) -> tuple[Page, bytes]:
     """Draw the experiments, judge the claims and say how they stand: the page and its numbers."""
     figures: list[tuple[Experiment, Figure]] = []
     with console.progress("Drawing the figures") as show:
@@ -201,15 +192,15 @@ def _drawn(
         verdicts = judged(facts, reduced=reduced, show=show)
     print_line(console, summary_text(verdicts))
     page = page_of(figures, verdicts, made, notice=notice)
-    return page, records(figures, results, made=made, verdicts=verdicts)
+    return page, results_json(figures, results, made=made, verdicts=verdicts)
 
 
 def _write(
-    page: ClaimedPage, numbers: bytes, output: Path, console: LastingConsole, *, whole: bool
+    page: Page, numbers: bytes, output: Path, console: LastingConsole, *, whole: bool
 ) -> Path:
     """Write the page, which is returned, and `results.json`; of a whole run the documents, too."""
     with console.progress("Making the pictures") as show:
-        written = write_page(with_scoreboard(page), output)
+        written = write_page(page, output)
         replace_file(output / _RESULTS, numbers)
         if whole:
             write_document(page, output, show=show)

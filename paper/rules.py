@@ -95,16 +95,13 @@ def audits(claim: Statement, facts: Facts) -> Iterator[Case]:
 def inversions(_: Statement, facts: Facts) -> Iterator[Case]:
     """Kinds of messages, DiffSketch's first, with how much of their images attacks recover.
 
-    Messages are gradients of one image, and of the paper's batch of ten. Luck finds one label in
-    ten, and of the labels of a batch as many as there are classes in it on average.
+    Of the labels of a batch of ten luck finds as many as there are classes in it on average.
     """
-    numbers = facts.numbers("audit", "inversion")  # `inversion/...` and `inversion-batch/...`
-    for name, similarity in sorted(numbers.items(), key=lambda each: "DiffSketch" not in each[0]):
-        if name.startswith(("/similarity/", "-batch/similarity/")):
-            luck = 1 - 0.9**10 if name.startswith("-batch") else 0.1
-            labels = numbers[name.replace("similarity", "labels")]
-            yield {"message": name.partition("/similarity/")[2], "similarity": similarity,
-                   "labels": labels, "luck": luck}  # fmt: skip
+    similarities = facts.numbers("audit", "inversion/similarity/")
+    for message in sorted(similarities, key=lambda name: "DiffSketch" not in name):
+        labels = facts.number("audit", f"inversion/labels/{message}")
+        yield {"message": message, "similarity": similarities[message], "labels": labels,
+               "luck": 1 - 0.9**10}  # fmt: skip
 
 
 # --- lines of the training figures -----------------------------------------------------------

@@ -5,12 +5,7 @@ it is about. One coordinate is `c` or `d`, both at most `alpha`; the others are 
 `N(0, 1)`; every coordinate has in every row a uniform column and a uniform sign, all independent,
 and nobody who sees the table knows them. A table then has a density `p_c`.
 
-*One row, two columns*: `exact_epsilon` integrates. With `A` others in the first cell, binomial,
-
-    q(x, y) = sum_A P(A) phi(x; A) phi(y; n - 1 - A),
-    p_c(x, y) = (q(x - c, y) + q(x + c, y) + q(x, y - c) + q(x, y + c)) / 4.
-
-*Any table*: `epsilon_bound` is an upper bound. Let `G = S S'` be the others' Gram matrix, `s` the
+`epsilon_bound` is an upper bound. Let `G = S S'` be the others' Gram matrix, `s` the
 column of the coordinate (one sign in each row), `b` the table and `y = G^-1 b`. Whoever also sees
 `G` learns no less, and for them
 
@@ -34,46 +29,11 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy import special, stats
+from scipy import special
 
-from diffsketch.auditing.attacks import Numbers
 from diffsketch.errors import check
-from paper.projections import epsilon_between
 
-_REACH = 9.0  # standard deviations of a cell that are integrated over
-_POINTS = 900  # in each direction
 _PART = 0.1  # of delta, for eigenvalues that are out of bounds
-
-
-def exact_epsilon(dim: int, *, alpha: float, delta: float) -> float:
-    """Epsilon of one row of two cells, at the worst of both directions: `alpha` against 0.
-
-    By quadrature of the densities, right to about four digits.
-
-    >>> round(exact_epsilon(2000, alpha=1.645, delta=1e-5), 4)
-    0.0053
-    """
-    check(dim >= 50, "dim", "be >= 50", dim)
-    others = dim - 1
-    spread = 10 * math.sqrt(others) / 2
-    counts = np.arange(max(1, round(others / 2 - spread)), min(others - 1, others / 2 + spread) + 1)
-    weights = stats.binom(others, 0.5).pmf(counts)
-    far = _REACH * math.sqrt(others / 2)
-    # The densities are even in both cells: a quarter of the plane tells all.
-    points = (np.arange(_POINTS) + 0.5) * far / _POINTS
-
-    def cell(values: Numbers, variances: Numbers) -> Numbers:
-        return np.asarray(stats.norm.pdf(values[:, None], scale=np.sqrt(variances)))
-
-    def moved(variances: Numbers) -> Numbers:
-        both = cell(points - alpha, variances) + cell(points + alpha, variances)
-        return np.asarray(both / 2)
-
-    left, right = cell(points, counts), cell(points, others - counts)
-    nothing = (left * weights) @ right.T
-    both = (moved(counts) * weights) @ right.T + (left * weights) @ moved(others - counts).T
-    area = 4 * (far / _POINTS) ** 2
-    return epsilon_between(both / 2 * area, nothing * area, delta)
 
 
 def epsilon_bound(dim: int, rows: int, cols: int, *, alpha: float, delta: float) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import string
-import sys
 import tomllib
 from collections import Counter
 from dataclasses import replace
@@ -12,7 +11,6 @@ from typing import Any
 
 import pytest
 
-import diffsketch
 from paper import calculations
 from paper.calculations import FORMULAS
 from paper.claims import (
@@ -27,7 +25,6 @@ from paper.claims import (
     judged,
     statements,
     summary_text,
-    verdict_of,
 )
 from paper.experiments import load, names
 from paper.facts import Facts, Gap, MissingFactError
@@ -268,15 +265,6 @@ def test_what_was_not_run_is_not_measured_and_says_what_to_run(verdicts: Verdict
             assert str(verdict) in said or str(verdict).startswith(
                 "not measured (not measured yet: mnist has no number for it, "
             )
-
-
-def test_a_missing_extra_takes_nothing_from_other_claims(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "diffsketch.secure_sum", None)
-    monkeypatch.delattr(diffsketch, "secure_sum", raising=False)
-    (statement,) = [each for each in statements() if each.name == "secure-computation"]
-    verdict = verdict_of(statement, Facts({}))
-    assert verdict.standing is Standing.NOT_MEASURED
-    assert "secure_sum" in verdict.why
 
 
 def test_every_rule_is_shown_in_a_line(verdicts: Verdicts) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from itertools import chain, pairwise
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from markdown_it import MarkdownIt
@@ -13,6 +14,7 @@ from markdown_it import MarkdownIt
 from diffsketch.pages.charts import COLOURS, looks_of
 from diffsketch.pages.exhibits import (
     Axis,
+    Page,
     Plot,
     Section,
     Series,
@@ -21,11 +23,18 @@ from diffsketch.pages.exhibits import (
 )
 from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
 from paper.claims import ClaimVerdict, Standing, statements
-from paper.document import Made, page_of, write_document
+from paper.document import (
+    claims_table,
+    documents,
+    image_link,
+    page_of,
+    table_markdown,
+    write_document,
+)
 from paper.experiments import load
+from paper.facts import Statement
 from paper.figures import Figure
-from paper.markdown import documents, image_link, table_markdown
-from paper.scoreboard import ClaimedPage, ClaimedSection, VerdictEntry
+from paper.recorded import Made
 from tests.pages import sample
 
 EPSILON = Epsilon(1.0, 0.0, 1, Basis.CLAIMED,
@@ -40,20 +49,22 @@ VALUES = Table("mnist-details-values", "In the paper", ("setting", "in the paper
 DEVIATIONS = Table(
     "mnist-details-deviations", "Our choices", ("what", "why"), (("1 <b>", "2 *times*"),)
 )
-VERDICT = VerdictEntry("marginal", "Little | loss", "holds in part", "20-50x <b>", "abstract",
-                  "in 1 of 2", "3_000 bytes.", rule="At least 5.")  # fmt: skip
-SECTION = ClaimedSection(
-    "mnist", "MNIST* <script>", exhibits=(PLOT,), badge="Figure 3", verdicts=(VERDICT,),
+STATEMENT = Statement("marginal", "Little | loss", "20-50x <b>", "abstract")
+VERDICT = ClaimVerdict(Standing.IN_PART, "3_000 bytes.", "in 1 of 2", "At least 5.")
+CLAIMS = claims_table("mnist", {STATEMENT: VERDICT})
+APART = replace(STATEMENT, name="bits", label="Bits", aside="slip")
+SECTION = Section(
+    "mnist", "MNIST* <script>", "1 holds in part.", (PLOT, CLAIMS), badge="Figure 3",
     row={"the paper says": "It | is.", "we find": "50%", "proven instead": "1"},
     notes=("Better on MNIST* by 3_000: `code <b>` and <b>.",),
     details={"Numbers": (RUNS,), "In the paper": (VALUES,), "Our choices": (DEVIATIONS,)},
 )  # fmt: skip
-APART = replace(VERDICT, name="bits", label="Bits", standing="fails", aside="slip")
 READING = Section("reading", "Reading")
-PAGE = ClaimedPage(
-    "Run again", "What came out.",
-    (SECTION, ClaimedSection("apart", "Others", verdicts=(APART,)), READING),
-    origin={"Versions": "torch 2", "Seeds": "0"}, score="Of 2 distinct claims: 1.",
+OTHERS = claims_table("apart", {APART: replace(VERDICT, standing=Standing.FAILS)})
+PAGE = Page(
+    "Run again", "What came out. Of 2 distinct claims: 1.",
+    (SECTION, Section("apart", "Others", exhibits=(OTHERS,)), READING),
+    origin={"Versions": "torch 2", "Seeds": "0"},
 )  # fmt: skip
 
 
@@ -93,7 +104,7 @@ def test_figures_are_in_two_rows_and_those_without_a_claim_are_only_linked() -> 
     plots = [replace(PLOT, name=f"plot-{number}") for number in range(4)]
     sections = [replace(SECTION, name=f"s{number}", exhibits=(plot,), details={})
                 for number, plot in enumerate(plots)]  # fmt: skip
-    sections[3] = replace(sections[3], verdicts=())
+    sections[3] = replace(sections[3], lead="")
     summary = documents(replace(PAGE, sections=(*sections, READING)))["reproduction.md"]
     table = [line for line in summary.splitlines() if line.startswith("|")]
     assert [line.count("small-") for line in table] == [2, 0, 0, 1, 0]
@@ -136,20 +147,23 @@ def test_every_claim_is_on_the_page_once_beside_its_figure() -> None:
     assert [one.name for one in page.sections] == [
         "audit", "mnist", "textbook", "apart", "configurations", "beyond", "reading",
     ]  # fmt: skip
-    shown = {
-        section.name: [one.name for one in getattr(section, "verdicts", ())]
-        for section in page.sections
-    }
-    assert sorted(chain.from_iterable(shown.values())) == sorted(one.name for one in statements())
-    assert "theorem-1" in shown["audit"]
-    assert "mnist-communication" in shown["mnist"]
-    assert "cpsgd-panels" in shown["apart"]  # was not run
-    assert "lemma-2" in shown["textbook"]
-    section = page.sections[3]
-    assert isinstance(section, ClaimedSection)
-    same = next(one for one in section.verdicts if one.name == "inherent")
-    assert same.aside == "says the same: Theorem 1"
+    shown = {each.name.partition("-details")[0]: each.rows for each in all_exhibits(page)
+             if each.name.endswith("-details-claims") and isinstance(each, Table)}  # fmt: skip
+    assert sum(map(len, shown.values())) == len(statements())
+
+    def row_of(section: str, words: str) -> Any:
+        (found,) = (row for row in shown[section] if words in str(row[0]))
+        return found
+
+    assert row_of("audit", "(Theorem 1, section 3.2)")[1:] == ("fails: it does", "5.", "")
+    assert row_of("mnist", "orders-of-magnitude less communication")
+    assert row_of("apart", "Better than cpSGD")  # was not run
+    assert row_of("textbook", "Lemma 2")
+    assert row_of("apart", "Sketches are private")[1:] == (
+        "fails: it does (says the same: Theorem 1)", "", "",
+    )  # fmt: skip
     section = page.sections[1]
+    assert section.lead == "3 fail."
     assert list(section.row) == ["the paper says", "we find", "proven instead"]
     # What epsilons are worth, and how readings were chosen, is on the pages in Markdown, too.
     assert "coordinate unit, replace, local trust" in section.row["proven instead"]
@@ -158,7 +172,7 @@ def test_every_claim_is_on_the_page_once_beside_its_figure() -> None:
     assert "{" not in reading
     (configured,) = (one.text for one in page.sections if one.name == "configurations")
     assert configured == ("No row makes two of these claims hold, of what was measured.",)
-    assert len(section.exhibits) == 6  # the rest is folded away
+    assert len(section.exhibits) == 6 + 1  # the claims; the rest is folded away
     assert [one.name for one in section.details["Further plots"]] == ["plot-6", "plot-7"]
     assert section.badge == "Figure 3"
     blue, orange = (

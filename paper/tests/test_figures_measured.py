@@ -1,16 +1,18 @@
-"""Figures of distributions, Theorem 2, data sets and cpSGD: known results in, known numbers out."""
+"""Figures of measurements: known results in, known numbers out."""
 
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from diffsketch.pages.exhibits import Table
-from diffsketch.privacy.claim import Basis, Epsilon
+from diffsketch.pages.exhibits import Plot, Table
+from diffsketch.privacy.claim import Basis, Epsilon, Unit
+from paper.audits import measure_audit
 from paper.experiments import (
     MEASUREMENTS,
     Experiment,
@@ -19,22 +21,148 @@ from paper.experiments import (
     function_of,
     load,
 )
+from paper.figures import SECURE_SUM
 from paper.figures_measured import (
     densities,
-    draw_convergence,
+    draw_audits,
+    draw_claims,
     draw_cpsgd,
     draw_datasets,
     draw_distributions,
-    slope,
+    epsilon_of,
 )
+from paper.measurements import measure_local_epsilon
 from paper.tests.made_up import checked, experiment_of
 
+COMMON: dict[str, Any] = {"round": 2, "trials": 1000, "confidence": 0.99}
+BARE = {**COMMON, "case": "padded", "rows": 7, "cols": 2, "padding": 0, "change": "alpha"}
+TABLE = {**COMMON, "rows": 2, "cols": 5}
+PROVEN = {**TABLE, "case": "sketch-laplace", "per_round": 1.0, "clip": 0.02, "change": "largest"}
+CLIENT = {**TABLE, "case": "sketch-gaussian", "clip": 1.0, "noise_multiplier": 1.0,
+          "change": "client"}  # fmt: skip
+INVERSION: dict[str, Any] = {"case": "inversion", "batches": 1}
+
+
+def audits() -> Experiment:
+    named = {"bare-known": BARE, "proven": PROVEN, "client": CLIENT, "inversion": INVERSION}
+    cases = tuple(Measurement(name, "audit", one) for name, one in named.items())
+    return experiment_of("audit", "audit", seeds=1, measurements=cases)
+
+
+@pytest.fixture(scope="module")
+def audited() -> dict[Any, Any]:
+    found = {}
+    for job in audits().jobs:
+        if job.settings != INVERSION:
+            data = measure_audit(job.settings, seed=0, on_progress=lambda _: None)
+            found[job] = json.loads(json.dumps(data, allow_nan=False))
+            continue
+        claimed = {"epsilon": 0.5, "delta": 0.0, "rounds": 1, "basis": "claimed",
+                   "unit": "coordinate", "relation": "replace", "trust": "local"}  # fmt: skip
+        bare = {"message": "bare", "claimed_by_theorem_1": claimed, "mean_similarity": 0.9,
+                "least_similarity": 0.8, "labels_right": 1.0}  # fmt: skip
+        found[job] = {"batches": [bare]}
+    return found
+
+
+@pytest.mark.slow
+def test_drawing(audited: dict[Any, Any]) -> None:
+    drawn = checked(draw_audits(audits(), audited))
+    facts = drawn.facts
+    assert facts["limit/bare-known"] is None
+    assert float(facts["claimed/bare-known"] or 0) < float(facts["lower/bare-known"] or 0)
+    assert (facts["basis/bare-known"], facts["basis/proven"]) == ("claimed", "proven")
+    assert facts["inversion/similarity/bare"] == 0.9
+    names = [exhibit.name for exhibit in drawn.proven]
+    assert names == ["audit-proven-claims", "audit-proven-cases"]
+
+
+def test_epsilons_of_audits_are_read_with_all_that_they_mean() -> None:
+    data = {"epsilon": 0.5, "delta": 1e-5, "rounds": 1, "basis": "measured", "unit": "client",
+            "relation": "replace", "trust": "local"}  # fmt: skip
+    measured = epsilon_of(data)
+    assert (measured.basis, measured.scope.unit) == (Basis.MEASURED, Unit.CLIENT)
+    assert epsilon_of({**data, "epsilon": None}).value == float("inf")
+
+
+@pytest.mark.parametrize(("bound", "holds"), [(0.1, True), (0.3, False), (None, False)])
+def test_secret_hashes(bound: float | None, holds: bool) -> None:
+    calculated = Measurement("secret", "audit", {"case": "secret-hashes", "tables": ""})
+    whole = experiment_of("audit", "audit", seeds=1, measurements=(calculated,))
+    first = {"table": "5 x 2 of 9", "claimed": 0.2, "bound": bound}
+    second = {"table": "7 x 9 of 9", "claimed": None, "bound": 0.4}
+    drawn = checked(draw_audits(whole, {whole.jobs[0]: {"secret": [first, second], "delta": 1e-5}}))
+    assert drawn.facts["secret/holds"] is holds
+    assert drawn.facts["secret/claimed/5 x 2 of 9"] == 0.2
+    (table,) = (one for one in drawn.exhibits if one.name == "audit-secret")
+    assert isinstance(table, Table)
+    assert isinstance(table.rows[0][1], Epsilon)
+    assert table.rows[0][1].basis is Basis.CLAIMED
+    assert table.rows[1][1:] == (None, 0.4)  # a number, and no guarantee
+
+
+SETTINGS: dict[str, Any] = {
+    "task": "mnist", "method": "sketch", "rows": 7, "cols": 15, "rounds": 2, "table_rows": 7,
+    "widths": "4, 15, 112", "paddings": "0, 20", "requirements": "0.1, 1", "proven_hashes": 1,
+}  # fmt: skip
+MEASURED = Measurement("MNIST", "local-epsilon", SETTINGS)
+
+
+def experiment(drawing: str) -> Experiment:
+    return experiment_of(drawing, drawing, seeds=2, measurements=(MEASURED,))
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[Any, Any]:
+    whole = experiment("local-epsilon")
+    found: dict[Any, Any] = {}
+    for job in whole.jobs_of(MEASURED):
+        data = measure_local_epsilon(job.settings, seed=job.seed, on_progress=lambda _: None)
+        found[job] = json.loads(json.dumps(data))
+    return found
+
+
+def test_histogram(results: dict[Any, Any]) -> None:
+    drawn = checked(draw_claims(experiment("local-epsilon"), results))
+    tables = [results[job]["tables"] for job in experiment("local-epsilon").jobs_of(MEASURED)]
+    shares = [table[0]["needs_noise"]["1"] for table in tables]
+    assert drawn.facts["needs-noise/MNIST/7x4/none/1"] == pytest.approx(sum(shares) / 2)
+    assert drawn.facts["needs-noise/MNIST/7x112/none/1"] == 1  # nothing is claimed there
+    histogram = drawn.exhibits[0]
+    assert isinstance(histogram, Plot)
+    # Shares in the picture and shares without a claim are all messages, but for what lies beyond.
+    first = histogram.series[0]
+    assert sum(value or 0.0 for value in first.y) == pytest.approx(1.0)
+    assert [mark.value for mark in histogram.marks] == [0.1, 1.0]
+    assert len(drawn.proven) == 1
+    # Only with messages of other seeds do the shares change.
+    (job, *_) = experiment("local-epsilon").jobs_of(MEASURED)
+    other = json.loads(json.dumps(results[job]))
+    other["tables"][0]["needs_noise"]["1"] += 0.5
+    facts = draw_claims(experiment("local-epsilon"), {**results, job: other}).facts
+    assert facts["needs-noise/MNIST/7x4/none/1"] == pytest.approx(sum(shares) / 2 + 0.25)
+
+
+def test_compression(results: dict[Any, Any]) -> None:
+    drawn = checked(draw_claims(experiment("privacy-communication"), results))
+    facts = drawn.facts
+    assert facts["finite/280x"] == 1
+    assert facts["finite/10x"] == 0
+    assert facts["epsilon/10x"] is None
+    assert facts["MNIST/none/noised/10x"] == 1
+    assert float(facts["MNIST/20n/epsilon/280x"] or 0) < float(facts["epsilon/280x"] or 0)
+    proven = drawn.proven[0]
+    assert isinstance(proven, Plot)
+    assert all(series.epsilon is not None for series in proven.series)
+    table = drawn.exhibits[-1]
+    assert isinstance(table, Table)
+    assert any(isinstance(cell, Epsilon) for row in table.rows for cell in row)
+
+
 SHAPES: dict[str, Any] = {"task": "mnist", "method": "none", "rounds": 5, "vectors": 3}
-CONVEX: dict[str, Any] = {"rounds": 20, "step": 0.2, "rows": 3, "cols": 40, "failure": 0.1,
-                          "comparator_steps": 3}  # fmt: skip
 
 
-def results_of(experiment: Experiment) -> Results:
+def measured_for(experiment: Experiment) -> Results:
     return {
         job: function_of(MEASUREMENTS[job.kind])(
             job.settings, seed=job.seed, on_progress=lambda _: None
@@ -50,7 +178,7 @@ def test_distributions() -> None:
     experiment = experiment_of("gradients", "distributions", seeds=2,
                                measurements=(measurement, other),
                                options={"what": "gradients"})  # fmt: skip
-    (measured,) = results_of(replace(experiment, seeds=1, measurements=(measurement,))).values()
+    (measured,) = measured_for(replace(experiment, seeds=1, measurements=(measurement,))).values()
     second, third = (json.loads(json.dumps(measured)) for _ in range(2))
     second["vectors"][-1]["kurtosis"] += 2.0
     for vector in third["vectors"]:
@@ -75,41 +203,19 @@ def test_distributions() -> None:
         assert end["density"] is None
 
 
-def test_slope_of_a_power() -> None:
-    rounds = [1, 10, 100, 1000]
-    assert slope(rounds, [3 * r**-0.5 for r in rounds]) == pytest.approx(-0.5)
-    assert slope(rounds, [1.0, 1.0, 0.0, 1.0]) is None
-
-
-@pytest.mark.slow
-def test_drawing_counts_gaps_above_the_bound() -> None:
-    sketched = Measurement("3 x 40", "convergence", CONVEX)
-    plain = Measurement("uncompressed", "convergence", {**CONVEX, "rows": 0})
-    experiment = experiment_of(
-        "convergence", "convergence", seeds=1, measurements=(plain, sketched)
-    )
-    (measured,) = results_of(replace(experiment, measurements=(sketched,))).values()
-    bare = {k: v for k, v in measured.items() if k not in ("theorem2", "error", "variance")}
-    results = {experiment.jobs_of(sketched)[0]: measured, experiment.jobs_of(plain)[0]: bare}
-    drawn = draw_convergence(experiment, results)
-    assert drawn.facts["bound-holds"] == 1
-    assert drawn.facts["gap"] == pytest.approx(measured["gap"][-1])
-    checked(drawn)
-    broken = {**measured, "theorem2": [*measured["theorem2"][:-1], 0.0]}
-    drawn = draw_convergence(experiment, {**results, experiment.jobs_of(sketched)[0]: broken})
-    places = len(measured["gap"])
-    assert drawn.facts["bound-holds"] == pytest.approx(1 - 1 / places)
-
-
 def test_drawing_of_cpsgd() -> None:
     experiment = load("cpsgd-parameters", reduced=False)
-    results = results_of(experiment)
+    results = measured_for(experiment)
     drawn = checked(draw_cpsgd(experiment, results))
     assert drawn.facts["with-a-proof"] == 0
-    assert drawn.facts["5, 4/bits"] == 4
-    assert drawn.facts["5, 4/epsilon"] is None
-    assert isinstance(drawn.facts["5, 4/epsilon-all"], float)
-    proven = [row[6] for row in drawn.proven[0].rows]  # type: ignore[union-attr]
+    assert drawn.facts["5, 4/compression"] == 8
+    assert drawn.facts["5, 4/bits-then"] == 10
+    (paper,), (theorem,) = drawn.exhibits, drawn.proven
+    assert isinstance(paper, Table)
+    assert isinstance(theorem, Table)
+    assert (len(paper.rows), len(theorem.rows)) == (4, 16)
+    assert theorem.rows[0][4] == Epsilon(math.inf, 1e-5, 1, Basis.NONE, SECURE_SUM)
+    proven = [row[4] for row in theorem.rows]
     bases = {cell.basis for cell in proven if isinstance(cell, Epsilon)}
     assert bases == {Basis.NONE, Basis.PROVEN}
 
@@ -117,7 +223,7 @@ def test_drawing_of_cpsgd() -> None:
 @pytest.mark.slow
 def test_data_sets_have_the_paper_s_sizes() -> None:
     experiment = load("datasets", reduced=False)
-    results = results_of(experiment)
+    results = measured_for(experiment)
     drawn = draw_datasets(experiment, results)
     assert drawn.facts["Shakespeare/parameters"] == 39_720
     assert drawn.facts["Shakespeare/workers"] == 46
@@ -126,6 +232,4 @@ def test_data_sets_have_the_paper_s_sizes() -> None:
     assert drawn.facts["MNIST*/workers"] == 6000
     (table,) = drawn.exhibits
     assert isinstance(table, Table)
-    assert [row[:4] for row in table.rows[:2]] == [
-        ("MNIST", "paper", "10", "7,850"), ("MNIST", "here", 10, 7850),
-    ]  # fmt: skip
+    assert table.rows[0][:3] == ("MNIST", 10, 7850)

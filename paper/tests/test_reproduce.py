@@ -146,7 +146,7 @@ def test_a_full_run_judges_once_and_draws_all_pictures(
 def test_a_recorded_run_is_drawn_again_to_the_same_documents(
     folder: Path, tmp_path: Path, steps: list[int]
 ) -> None:
-    """Nothing is run; what it lacks comes from the cache, or is said not to be measured yet."""
+    """Nothing is run; what it lacks comes from the cache."""
     output, docs = tmp_path / "out", tmp_path / "docs"
     run(output, folder)
     for path in sorted(output.rglob("*")):
@@ -171,13 +171,12 @@ def test_a_recorded_run_is_drawn_again_to_the_same_documents(
     for name in ("one", "two"):
         text = (folder / f"{name}.toml").read_text()
         (folder / f"{name}.toml").write_text(text.replace("seeds = 2", "seeds = 3", 1))
-    assert "not measured yet: 4 runs and measurements" in draw(tmp_path / "nothing")
-    lacking = (docs / "reproduction" / "lacking.md").read_text()
-    assert "| one | 2 | 3 | 2 | plain (a; b); sketch (a) |" in lacking
+    with pytest.raises(MismatchError, match="lacks one, plain, seed 2; python -m paper makes it"):
+        draw(tmp_path / "nothing")
     more = tmp_path / "more"
     run(more, folder)
     del steps[:]
-    assert "not measured yet" not in draw(more)
+    assert "runs added later: 2 by digest" in draw(more)
     assert steps == []
     runs = results_of(docs / "reproduction")["experiments"]["two"]["runs"]
     assert {one["seed"] for one in runs if "source" in one} == {2}

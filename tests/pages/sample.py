@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 
-from diffsketch.pages.exhibits import Axis, Mark, Plot, Section, Series, Table
+from diffsketch.pages.exhibits import Axis, Mark, Page, Plot, Section, Series, Table
 from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
-from paper.scoreboard import ClaimedPage, ClaimedSection, VerdictEntry, with_scoreboard
 
 NASTY = "</script><script>throw 'nasty'</script><img src=x onerror=alert(1)> \"q\" & %{x} $2^2$"
 CLIENT = Scope(Unit.CLIENT, Relation.REPLACE, Trust.DISTRIBUTED)
@@ -128,14 +127,7 @@ SETTINGS = Table(
     ("setting", "value", "why"),
     (("rounds", 60, "as in the paper"), ("momentum", True, None), ("step", 0.1, "tuned")),
 )
-VERDICTS = (
-    VerdictEntry("better", "Better by 5 points", "holds in part", "5 points better", "abstract",
-            "in 1 of 2 panels", f"DiffSketch {NASTY}"),
-    VerdictEntry("free", "Privacy for free", "fails", "privacy for free", "title"),
-    VerdictEntry("size", NASTY[:24], "holds", NASTY, "Table 1"),
-    VerdictEntry("swapped", "Sizes are swapped", "fails", "10 x 190", "Figure 4", aside="slip"),
-)  # fmt: skip
-WITHOUT_BOARD = ClaimedPage(
+PAGE = Page(
     "The paper's evaluation, once more",
     "Every figure with its numbers, and beside it what is proven. Made by `python -m paper`.",
     (
@@ -145,7 +137,7 @@ WITHOUT_BOARD = ClaimedPage(
             "Of four claims one holds, one holds in part, one fails.",
             (CLAIMS,),
         ),
-        ClaimedSection(
+        Section(
             "mnist",
             "Accuracy and communication",
             "At a fiftieth of the bytes the accuracy is 2 points lower.",
@@ -155,13 +147,10 @@ WITHOUT_BOARD = ClaimedPage(
             ("Bytes are counted with headers.",),
             {"Settings of all runs": (SETTINGS,)},
             "Figure 3",
-            verdicts=VERDICTS,
         ),
         Section("shape", "Distributions", "", (HISTOGRAM, NASTY_PLOT), badge=NASTY[:24]),
     ),
     "Reduced run: two seeds in place of five, a tenth of the rounds.",
     {"command": "`python -m paper --quick`", "seeds": "0, 1", "versions": f"1 & 2 {NASTY}"},
     ("sketch-laplace", "none", "sketch-skellam"),
-    "Of 3 distinct claims 1 holds.",
 )
-PAGE = with_scoreboard(WITHOUT_BOARD)

@@ -70,10 +70,10 @@ def outline(text: str) -> Outline:
 
 def test_the_page_is_well_formed_and_has_all_parts(outline: Outline) -> None:
     tags = [tag for tag, _ in outline.elements]
-    assert tags.count("section") == 4  # with the scoreboard
+    assert tags.count("section") == 3
     assert tags.count("figure") == 5
     assert tags.count("table") == 2
-    assert tags.count("details") == 3  # settings, notes, and the numbers of a verdict
+    assert tags.count("details") == 2  # settings and notes
     ids = [each["id"] for _, each in outline.elements if "id" in each]
     assert len(ids) == len(set(ids))
     links = [each["href"] for tag, each in outline.elements if tag == "a"]
