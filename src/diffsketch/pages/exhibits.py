@@ -12,14 +12,11 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from diffsketch.errors import MismatchError, check
 from diffsketch.files import csv_cell
 from diffsketch.privacy.claim import Epsilon
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
 
 Cell = str | int | float | bool | Epsilon | None
 """Cell of a table. None is shown as a dash; an `Epsilon` with everything that it means."""
@@ -163,7 +160,6 @@ class Section:
     notes: tuple[str, ...] = ()  # paragraphs that are folded away
     details: Mapping[str, tuple[Exhibit, ...]] = field(default_factory=dict)  # so are these
     badge: str = ""  # beside the heading and in the index, such as "Figure 3"
-    extra: Markup | None = None  # HTML of its own, below the exhibits
 
     @property
     def every_exhibit(self) -> tuple[Exhibit, ...]:

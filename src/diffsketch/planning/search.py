@@ -239,15 +239,6 @@ def search(request: PlanRequest) -> Iterator[Option]:
                     yield option
 
 
-def option_at(request: PlanRequest, name: str, cells: int) -> Option | None:
-    """Find the best settings of a method with `cells` cells, at the request's trust, if any."""
-    kind = METHODS[name]
-    if not issubclass(kind, Plannable):
-        raise ArgumentError(f"name must be that of a method with a forecast, got name={name!r}")
-    scope = Scope(request.unit, request.relation, request.trust)
-    return _Search(request, name, kind, scope).at(cells)
-
-
 @dataclass(frozen=True)
 class _Draft:
     """A method with the cells that fit the bytes, and its error."""
@@ -298,13 +289,6 @@ class _Search:
         return self._settled(
             _least(self._draft(cells, bits, wider, level) for wider in margins) or draft
         )
-
-    def at(self, cells: int) -> Option | None:
-        """Find the best settings with `cells` cells, of the bits that the method chooses itself."""
-        margins = self.kind.margins
-        level = self._calibrated(cells, None, margins[0])
-        draft = level and _least(self._draft(cells, None, margin, level) for margin in margins)
-        return self._settled(draft) if draft else None
 
     def _built(
         self, cells: int, bits: int | None, margin: float, level: float
