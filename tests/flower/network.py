@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -273,20 +274,32 @@ class RestartingNetwork(Network):
         for node_id, node in self.nodes.items():
             plan, options = self._made[node_id]
             node.app = client_app(sketch_mod(plan, **options), towards, node.seen)
-            state = copied_state(node.context.state)
-            if self._forgets.get(node_id) == self._exchange:
-                state = RecordDict()
+            forgets = self._forgets.get(node_id) == self._exchange
+            state = RecordDict() if forgets else carried(node.context.state)
             node.context = Context(RUN, node_id, node.context.node_config, state, {})
         return super().send_and_receive(messages, timeout=timeout)
 
 
-def copied_state(state: RecordDict) -> RecordDict:
-    return cast(RecordDict, carried(state))
+def key_file(path: Path, *keys: bytes) -> str:
+    """Write keys to a file, one in a line; return its name."""
+    path.write_text("\n".join(key.hex() for key in keys), encoding="ascii")
+    return str(path)
 
 
 def all_bytes(message: Message) -> bytes:
     """All that a message has on the wire."""
     return b"".join(one.deflate() for one in get_all_nested_objects(message).values())
+
+
+def outside_cells(reply: Message) -> list[Any]:
+    """All that a server sees of a reply, but for noised cells, their checksum, nonce and times."""
+    values: dict[str, Any] = dict(our_record(reply))
+    del values["nonce"]
+    messages = [values.pop(name) for name in ("message", "metrics")]
+    headers = [(len(data), data[:4] + data[8:48]) for data in messages]
+    changing = ("_created_at", "_ttl", "_message_id", "_reply_to_message_id")
+    metadata = {name: each for name, each in vars(reply.metadata).items() if name not in changing}
+    return [list(reply.content), values, headers, metadata, reply.has_error()]
 
 
 def is_sum_reply(message: Message) -> bool:

@@ -27,6 +27,7 @@ from diffsketch.privacy.claim import Basis, OpenClaim, ProvenClaim
 from tests.flower import network as net
 from tests.flower.network import DIM, FIRST, GAUSSIAN, KEY, PRIVATE, SKETCH, Caught, Network, Node
 from tests.flower.test_accounts import BUDGET, allowed
+from tests.helpers.refusals import refused
 
 OPEN = FlowerPlan("sketch-gaussian", PRIVATE, open_doors=DOORS)
 Answer = Callable[[Message, Context], Message]
@@ -122,12 +123,6 @@ def test_an_open_door_is_in_the_claim_and_in_every_epsilon() -> None:
     assert "above the budget" in strategy.ended
 
 
-def test_both_sides_agree_on_doors() -> None:
-    refused = net.reasons(net.started(OPEN, net.network_of(GAUSSIAN)))
-    assert len(refused) == 3
-    assert all(reason.startswith("plan:") for reason in refused)
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -141,8 +136,7 @@ def test_both_sides_agree_on_doors() -> None:
     ],
 )
 def test_doors_and_metrics_are_checked(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(ArgumentError, match=words):
-        FlowerPlan("sketch-gaussian", PRIVATE, **options)
+    refused(ArgumentError, words, FlowerPlan, "sketch-gaussian", PRIVATE, **options)
 
 
 def test_plans_that_have_no_doors_or_metrics_refuse_them() -> None:
@@ -155,15 +149,15 @@ def test_plans_that_have_no_doors_or_metrics_refuse_them() -> None:
     with pytest.raises(ArgumentError, match="evaluate_fn"):
         FlowerPlan("sketch-gaussian", shared, 3, 2, secure_sum=True, **metrics)
     plan = FlowerPlan("sketch-gaussian", PRIVATE, metrics={"num-examples": (0, 9)}, metric_noise=1)
-    with pytest.raises(ArgumentError, match="metrics must not have 'num-examples'"):
-        net.strategy_of(plan)
+    refused(ArgumentError, "metrics must not have 'num-examples'", net.strategy_of, plan)
 
 
 # An app that fails is one of many.
 
 
 def failing(raised: BaseException) -> Answer:
-    def train(_: Message, __: Context) -> Message:
+    def train(message: Message, _: Context) -> Message:
+        message.content["arrays"] = net.record_of(torch.ones(DIM))  # half-way
         raise raised
 
     return train
@@ -181,14 +175,10 @@ def arrays_with(**changes: Any) -> RecordDict:
     return RecordDict({"arrays": ArrayRecord(arrays)})
 
 
-class Stopped(BaseException):
-    """No `Exception`."""
-
-
 FAILURES: dict[str, Answer] = {
     "raises": failing(ValueError("the loss is not finite")),
     "exits": failing(SystemExit(3)),
-    "stops": failing(Stopped()),
+    "is interrupted": failing(KeyboardInterrupt()),
     "error": replying(Error(0, "the loss is not finite")),
     "empty": replying(RecordDict()),
     "nothing": replying(None),
@@ -204,17 +194,6 @@ FAILURES: dict[str, Answer] = {
 }
 
 
-def outside_cells(reply: Message) -> list[Any]:
-    """All of a reply but for its noised cells and times: its records, and the size of these."""
-    values = dict(net.our_record(reply))
-    sizes = {name: len(values.pop(name)) for name in ("message", "metrics")}
-    metadata = {
-        name: value for name, value in vars(reply.metadata).items()
-        if name not in ("_created_at", "_ttl", "_message_id", "_reply_to_message_id")
-    }  # fmt: skip
-    return [list(reply.content), values, sizes, metadata, reply.has_error()]
-
-
 @pytest.mark.parametrize("name", FAILURES)
 def test_a_failing_app_counts_as_zeros(name: str, caplog: pytest.LogCaptureFixture) -> None:
     plan = FlowerPlan("sketch-gaussian", PRIVATE, metrics={"loss": (0, 1)}, metric_noise=2.0)
@@ -227,9 +206,7 @@ def test_a_failing_app_counts_as_zeros(name: str, caplog: pytest.LogCaptureFixtu
         (report,) = strategy.reports
         assert (report.present, report.refused) == ((1000,), {})
         (reply,) = caught
-        values = outside_cells(reply)
-        values[1].pop("nonce")
-        seen.append(values)
+        seen.append(net.outside_cells(reply))
     assert seen[0] == seen[1]
     if name not in ("NaN", "huge", "infinite"):
         assert "the app has failed" in caplog.text

@@ -1,4 +1,4 @@
-"""The example app, on a network in one process and on real ones; the benchmark's relay."""
+"""The example apps and documents, in one process and on real networks; the benchmark's relay."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,16 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from flwr.app import Context, RecordDict
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
 
 from benchmarks.flower import EXAMPLE, Relay, without_sketches
-from diffsketch.secure_sum import SigningIdentity
+from diffsketch.privacy import Account, Budget
+from diffsketch.secure_sum import KeyPair, SigningIdentity
 from diffsketch.sketch import SketchKey
-from tests.flower.network import RUN, Network, Node
+from tests.flower.network import RUN, Network, Node, key_file
+from tests.helpers.documents import DOCUMENTS, blocks, run_blocks
 
 CONFIG: dict[str, Any] = {
     "rounds": 2, "nodes": 3, "hidden": 0, "samples": 100, "learning-rate": 0.2, "local-epochs": 2,
@@ -46,14 +51,12 @@ def test_the_app_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, secure:
     server: Any = importlib.import_module("mnist_app.server_app")
     network, result = Network(), tmp_path / "result.json"
     settings = CONFIG | (SECURE if secure else {})
-    members = tmp_path / "members.txt"
     secrets = [bytes([number]) * 32 for number in range(3)]
-    members.write_text("\n".join(SigningIdentity(one).public.hex() for one in secrets))
-    monkeypatch.setenv("DIFFSKETCH_IDENTITIES_FILE", str(members))
+    public = [SigningIdentity(secret).public for secret in secrets]
+    members = key_file(tmp_path / "members.txt", *public)
+    monkeypatch.setenv("DIFFSKETCH_IDENTITIES_FILE", members)
     for number, secret in enumerate(secrets):
-        path = tmp_path / f"{number}.key"
-        path.write_text(secret.hex())
-        own = {"diffsketch-identity-file": str(path)}
+        own = {"diffsketch-identity-file": key_file(tmp_path / f"{number}.key", secret)}
         node = Node(number, client.app, 1000 + number, own)
         node.context.run_config = settings
         network.nodes[node.node_id] = node
@@ -66,6 +69,85 @@ def test_the_app_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, secure:
     assert [one["present"] for one in found["rounds"]] == [3, 3]
     expected = "distributed trust" if secure else "epsilon = inf"
     assert expected in found["epsilon"]
+
+
+# Ten hospitals, of which one is away for a round.
+
+HOSPITALS_APP = EXAMPLE.parent / "hospitals"
+KILLED, HELPER, HOSPITALS = 1003, 1010, 10
+
+
+class OneAway(Network):
+    """Hospital 3 is away in the second round."""
+
+    exchanges = 0
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        sent = list(messages)
+        if len(sent) > 1:  # one message is for the helper; the first exchange looks for it
+            self.exchanges += 1
+            self.dead = {KILLED} if self.exchanges == 3 else set()
+        return super().send_and_receive(sent, timeout=timeout)
+
+
+@pytest.mark.slow
+def test_hospitals_learn_until_the_budget_is_spent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(HOSPITALS_APP)
+    task: Any = importlib.import_module("hospitals_app.task")
+    monkeypatch.setattr(task, "all_data", cache(task.all_data))  # in one process
+    client: Any = importlib.import_module("hospitals_app.client_app")
+    server: Any = importlib.import_module("hospitals_app.server_app")
+    identities = [bytes([number + 1]) * 32 for number in range(HOSPITALS)]
+    public, helper = [SigningIdentity(key).public for key in identities], bytes([99]) * 32
+    monkeypatch.setenv("DIFFSKETCH_KEY", SketchKey.from_integer(1).secret.hex())
+    members = key_file(tmp_path / "identities.txt", *public)
+    monkeypatch.setenv("DIFFSKETCH_IDENTITIES_FILE", members)
+    helper_file = key_file(tmp_path / "helper.key", KeyPair(helper).public)
+    monkeypatch.setenv("DIFFSKETCH_HELPER_FILE", helper_file)
+
+    network, accounts = OneAway(), []
+    for number, identity in enumerate(identities):
+        account = tmp_path / f"account-{number}.json"
+        accounts.append(Account.open(account, budget=Budget(8.0, delta=1e-5)))
+        config = {
+            "diffsketch-identity-file": key_file(tmp_path / f"{number}.key", identity),
+            "diffsketch-account": str(account),
+        }
+        network.nodes[1000 + number] = Node(number, client.app, 1000 + number, config)
+    config = {
+        "diffsketch-helper-secret-file": key_file(tmp_path / "helper-secret.key", helper),
+        "diffsketch-helper-memory": str(tmp_path / "memory"),
+    }
+    network.nodes[HELPER] = Node(HOSPITALS, client.app, HELPER, config)
+
+    # Rounds of 10, 9 and 10 hospitals fit into the budget, and no fourth, with 8 for all it knows.
+    result = tmp_path / "result.json"
+    options = {"rounds": 8, "budget": 5.9, "learning-rate": 4.0, "timeout": 9.0}
+    server.app(network, Context(RUN, 1, {}, RecordDict(), options | {"result": str(result)}))
+
+    outcome = json.loads(result.read_text())
+    assert outcome["present"] == [10, 9, 10]
+    assert "budget" in outcome["ended"]
+    assert outcome["accuracy"][-1] > outcome["accuracy"][0] + 0.2  # 0.5 in five runs
+    assert "over 3 rounds (proven; example unit, add-or-remove, distributed" in outcome["epsilon"]
+    lines = (tmp_path / "result.log").read_text()
+    assert lines.count("bytes up") == 3
+    assert lines.count("example, add-or-remove, distributed") == 3
+    assert [account.rounds for account in accounts] == [3, 3, 3, 2, 3, 3, 3, 3, 3, 3]
+
+
+WITH_FLOWER = [document for document in DOCUMENTS if blocks(document, flower=True)]
+
+
+@pytest.mark.parametrize("document", WITH_FLOWER)
+def test_examples_run(document: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = f"from {ClientApp.__module__} import ClientApp\nfrom {FedAvg.__module__} import FedAvg"
+    run_blocks(document, [names, *blocks(document, flower=True)], monkeypatch)
 
 
 def test_the_two_lines_can_be_taken_out(tmp_path: Path) -> None:

@@ -27,10 +27,15 @@ from diffsketch.wire import MessageFormat
 from tests.flower import network as net
 from tests.flower.network import BAD, DIM, FIRST, KEY
 from tests.flower.network import SKETCH as PLAN
+from tests.helpers.refusals import refused
 from tests.helpers.silent import silence
 
 Change = Callable[[Message, Message], list[Message]]
 """From the bad node's reply, and an older one, to what arrives."""
+
+
+PLACE: dict[str, Any] = {"round_index": 1, "fingerprint": KEY.seed(1).fingerprint}
+"""The round whose replies are changed."""
 
 
 def with_record(message: Message, /, **values: Any) -> Message:
@@ -41,12 +46,8 @@ def with_record(message: Message, /, **values: Any) -> Message:
 def _wire(**changes: Any) -> bytes:
     """The node's own message, made anew with other numbers."""
     layout = changes.pop("format", PLAN.build(DIM).message_format)
-    place: dict[str, Any] = {
-        "round_index": 1,
-        "fingerprint": KEY.seed(1).fingerprint,
-        "sender": BAD,
-    }
-    return WireMessage(layout, torch.full(layout.shape, 1e6), **place | changes).to_bytes()
+    about = PLACE | {"sender": BAD} | changes
+    return WireMessage(layout, torch.full(layout.shape, 1e6), **about).to_bytes()
 
 
 def _flipped(message: Message) -> bytes:
@@ -57,10 +58,9 @@ def _flipped(message: Message) -> bytes:
 
 def _in_the_name_of(node: int, message: Message) -> bytes:
     """The node's own message, as long as honest ones, with another sender."""
-    place: Any = {"round_index": 1, "fingerprint": KEY.seed(1).fingerprint}
     layout = PLAN.build(DIM).message_format
-    honest = WireMessage.from_bytes(net.bytes_of(message), layout, **place)
-    return WireMessage(layout, honest.cells, **place, sender=node).to_bytes()
+    honest = WireMessage.from_bytes(net.bytes_of(message), layout, **PLACE)
+    return WireMessage(layout, honest.cells, **PLACE, sender=node).to_bytes()
 
 
 OTHER = MessageFormat("laplace", DIM, (DIM,), "float32", 32)
@@ -241,19 +241,19 @@ def test_what_an_honest_client_might_send_is_not(name: str) -> None:
     assert len(long_run(name, value)[0].reports[0].present) == 10
 
 
-@pytest.mark.parametrize(("limit", "refused"), [(None, True), (math.inf, False)])
-def test_a_false_weight_is_refused(limit: float | None, refused: bool) -> None:
+@pytest.mark.parametrize(("limit", "is_refused"), [(None, True), (math.inf, False)])
+def test_a_false_weight_is_refused(limit: float | None, is_refused: bool) -> None:
     """The control, without a limit: with 2**40 for 8 all others count as nothing."""
     network = net.network_of(PLAN, 6)
     network.tamper = net.of_bad(lambda reply: with_record(reply, weight=2**40))
     strategy = net.strategy_of(PLAN, limit=limit)
     arrays = net.one_round(strategy, network, FIRST, 1)
     (report,) = strategy.reports
-    assert (BAD in report.refused) == refused
-    assert len(report.present) == (5 if refused else 6)
+    assert (BAD in report.refused) == is_refused
+    assert len(report.present) == (5 if is_refused else 6)
     moved = float(torch.linalg.vector_norm(net.weights_of(arrays)))
-    assert (moved > 0.1) == refused
-    if refused:
+    assert (moved > 0.1) == is_refused
+    if is_refused:
         assert report.refused[BAD].startswith("weight must be at most 800 here, 100 times the med")
 
 
@@ -262,8 +262,7 @@ def test_limits_of_any_size_are_announced(caplog: pytest.LogCaptureFixture) -> N
     assert "limit" not in caplog.text
     net.strategy_of(PLAN, limit=math.inf)
     assert "limit=inf: messages of any norm and weight are summed" in caplog.text
-    with pytest.raises(ArgumentError, match="limit must be"):
-        net.strategy_of(PLAN, limit=-1.0)
+    refused(ArgumentError, "limit must be", net.strategy_of, PLAN, limit=-1.0)
 
 
 @given(

@@ -27,7 +27,7 @@ from torch import Tensor
 
 pytest.importorskip("flwr")
 
-from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -43,6 +43,8 @@ from diffsketch.wire import Header
 from diffsketch.wire import Message as WireMessage
 from tests.flower import network as net
 from tests.flower.network import DIM, FIRST, KEY, RUN, Network
+from tests.flower.test_doors import FAILURES, Answer
+from tests.helpers.refusals import refused
 
 SETTINGS: dict[str, Any] = {"rows": 1, "cols": 8, "clip": 1.0, "noise_multiplier": 2.0}
 METRICS: Any = {"metrics": {"accuracy": (0.0, 1.0)}, "metric_noise": 2.0}
@@ -65,8 +67,8 @@ FEW = settings(
 # Data: what an app does with them in one of its calls.
 
 
-def _learning(scale: float, accuracy: float | None = None) -> Callable[[Message], Message]:
-    def train(message: Message) -> Message:
+def _learning(scale: float, accuracy: float | None = None) -> Answer:
+    def train(message: Message, _: Context) -> Message:
         old = message.content.array_records["arrays"]
         with np.errstate(all="ignore"):
             new = {
@@ -82,34 +84,18 @@ def _learning(scale: float, accuracy: float | None = None) -> Callable[[Message]
     return train
 
 
-def _raising(error: type[BaseException]) -> Callable[[Message], Message]:
-    def train(message: Message) -> Message:
-        message.content["arrays"] = net.record_of(torch.ones(DIM))  # half-way
-        raise error("0.887591")
-
-    return train
-
-
-def _replying(content: Any) -> Callable[[Message], Message]:
-    return lambda message: Message(content, reply_to=message) if content is not None else content
-
-
-def _renaming(message: Message) -> Message:
-    reply = _learning(0.5)(message)
+def _renaming(message: Message, context: Context) -> Message:
+    reply = _learning(0.5)(message, context)
     for each in (message, reply):
         each.metadata.__dict__["_group_id"] = "0.887591"
         each.metadata.ttl = 887.591
     return reply
 
 
-BEHAVIOURS: dict[str, Callable[[Message], Message]] = {
+BEHAVIOURS: dict[str, Answer] = {
+    **FAILURES,
     **{f"learns {scale}": _learning(scale) for scale in (0.0, 0.01, -1.0, 3e4, 1e38, math.nan)},
-    **{error.__name__: _raising(error) for error in (ValueError, SystemExit, KeyboardInterrupt)},
     "counts beyond floats": _learning(0.01, 10**400),
-    "error": _replying(Error(0, "0.887591")),
-    "empty": _replying(RecordDict()),
-    "nothing": _replying(None),
-    "short": _replying(RecordDict({"arrays": ArrayRecord({"a": Array(np.ones(2, np.float32))})})),
     "renames": _renaming,
 }
 
@@ -177,8 +163,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.account = self.folder / "account.json"
-        self.client_key = self.folder / "client.key"
-        self.client_key.write_text("ab" * 32)
+        self.client_key = net.key_file(self.folder / "client.key", b"\xab" * 32)
         self.restart(RecordDict())
 
     def restart(self, state: RecordDict) -> None:
@@ -189,12 +174,12 @@ class World:
         for register in (self.app.train, self.app.evaluate, self.app.query):
             for action in ("default", "other"):
                 register(action)(self._app)
-        config: Any = {"partition-id": 0, "diffsketch-client-key-file": str(self.client_key)}
+        config: Any = {"partition-id": 0, "diffsketch-client-key-file": self.client_key}
         self.context = Context(RUN, 1000, config, net.carried(state), {})
 
-    def _app(self, message: Message, _: Context) -> Message:
+    def _app(self, message: Message, context: Context) -> Message:
         self.calls += 1
-        return BEHAVIOURS[self.behaviours[self.calls % len(self.behaviours)]](message)
+        return BEHAVIOURS[self.behaviours[self.calls % len(self.behaviours)]](message, context)
 
     def ask(self, asked: Asked, number: int) -> None:
         if asked.kind == "restart":
@@ -318,7 +303,7 @@ def test_a_server_sees_the_same_in_neighbouring_worlds(name: str) -> None:
 # The same look finds the doors, where they are open.
 
 
-@pytest.mark.parametrize("failure", ["ValueError", "error", "empty", "learns nan"])
+@pytest.mark.parametrize("failure", ["raises", "error", "empty", "learns nan"])
 def test_errors_of_apps_would_be_seen(failure: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where failures pass, as if nothing were proven."""
     plan, options = PLANS["feedback"]
@@ -355,8 +340,7 @@ def test_open_doors_are_seen(kind: str) -> None:
 def test_vectors_that_are_not_clipped_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     plan, options = PLANS["feedback"]
     monkeypatch.setattr("diffsketch.privacy.clipping.clip_norm", lambda values, *_, **__: values)
-    with pytest.raises(AssertionError, match="<="):
-        check_any(plan, options)
+    refused(AssertionError, "<=", check_any, plan, options)
 
 
 # What a trusted server publishes and reports.
@@ -373,9 +357,9 @@ def published(plan: FlowerPlan, behaviours: Sequence[str], limit: float | None) 
 
     def app(message: Message, context: Context) -> Message:
         if context.node_config["partition-id"]:
-            return _learning(0.1)(message)
+            return _learning(0.1)(message, context)
         calls.append(behaviours[len(calls) % len(behaviours)])
-        return BEHAVIOURS[calls[-1]](message)
+        return BEHAVIOURS[calls[-1]](message, context)
 
     network = Network()
     for number in range(3):

@@ -156,6 +156,7 @@ def test_a_deployment_without_a_key_says_how_to_make_one() -> None:
         )
     refused = net.reasons(net.started(SKETCH, net.network_of(SKETCH, key=None)))
     assert len(refused) == 3
+    assert all(reason.startswith("key: this client has no key") for reason in refused)
     assert all(how in reason for reason in refused)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from itertools import count
@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers.silent import silence
+from tests.helpers.refusals import refused
 
 pytest.importorskip("flwr")
 
@@ -35,6 +35,8 @@ from tests.flower.network import BAD, DIM, FIRST, KEY, RUN, Network
 from tests.flower.test_secure import NODES, PLAN, SETTINGS, plain, run
 from tests.secure_sum.helpers import identity
 
+pytestmark = pytest.mark.usefixtures("without_noise")
+
 Replies = Mapping[int, bytes]
 """Replies of one exchange, by node."""
 
@@ -44,13 +46,6 @@ ATTACKS: dict[str, Callable[[Replies, Replies], bytes]] = {
     "a later one's": lambda new, _old: new[1004],
     "of the round before": lambda _new, old: old[BAD],
 }
-
-
-@pytest.fixture(autouse=True)
-def _silent() -> Iterator[None]:
-    """Rounds without noise, which can be compared."""
-    with silence():
-        yield
 
 
 class Attack:
@@ -216,8 +211,7 @@ def test_no_message_is_masked_but_in_training() -> None:
     own_side.masking(told.to_record(), 0, run=b"", client=who)
     with pytest.raises(Refusal, match="the secure sum of another round"):
         own_side.masking(told.to_record(), 1, run=b"", client=who)
-    with pytest.raises(Refusal, match="the server asks without"):
-        own_side.masking(None, 0, run=b"", client=who)
+    refused(Refusal, "the server asks without", own_side.masking, None, 0, run=b"", client=who)
 
 
 @settings(max_examples=60, deadline=None)
@@ -328,27 +322,23 @@ def test_members_that_sign_refuse_a_server_that_does_without() -> None:
     assert not arrays
 
 
-def written(folder: Path, public: list[bytes] = PUBLIC) -> Path:
-    path = folder / "members.txt"
-    path.write_text("\n".join(one.hex() for one in public), encoding="ascii")
-    return path
-
-
-def node_config(folder: Path, number: int, members: Path) -> dict[str, Any]:
-    path = folder / f"{number}.key"
-    path.write_text(hashlib.sha256(b"identity %d" % number).hexdigest(), encoding="ascii")
-    return {"diffsketch-identity-file": str(path), "diffsketch-identities-file": str(members)}
+def node_config(folder: Path, number: int, public: list[bytes] = PUBLIC) -> dict[str, Any]:
+    """Configuration of a node that looks up its identity, and the members'."""
+    secret = hashlib.sha256(b"identity %d" % number).digest()
+    return {
+        "diffsketch-identity-file": net.key_file(folder / f"{number}.key", secret),
+        "diffsketch-identities-file": net.key_file(folder / "members.txt", *public),
+    }
 
 
 def test_identities_are_the_default_and_looked_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From files that each node names itself; the claim then holds against any server."""
-    members, network = written(tmp_path), Network()
+    network = Network()
     for number in range(5):
-        config = node_config(tmp_path, number, members)
-        network.join(number, SIGNED, key=KEY, config=config)
-    monkeypatch.setenv("DIFFSKETCH_IDENTITIES_FILE", str(members))
+        network.join(number, SIGNED, key=KEY, config=node_config(tmp_path, number))
+    monkeypatch.setenv("DIFFSKETCH_IDENTITIES_FILE", str(tmp_path / "members.txt"))
     strategy = net.strategy_of(SIGNED)
     arrays = strategy.start(network, FIRST, 1).arrays
     assert digest_of(arrays) == plain()
@@ -384,19 +374,17 @@ def test_a_server_without_a_list_does_not_start() -> None:
     for plan, aggregation in ((SIGNED, None), (SIGNED, SecureAggregation()), (PLAN, signing)):
         with pytest.raises(ArgumentError, match="aggregation must have identities"):
             net.strategy_of(plan, aggregation=aggregation)
-    with pytest.raises(ArgumentError, match="given together"):
-        SecureClientAggregation(identities=PUBLIC)
+    refused(ArgumentError, "given together", SecureClientAggregation, identities=PUBLIC)
     with pytest.raises(ArgumentError, match="must have the public key"):
         SecureClientAggregation(identity=identity(9), identities=PUBLIC)
 
 
 @pytest.mark.parametrize("fault", ["no identity", "no list", "not in the list", "no file", "plan"])
 def test_a_member_without_identities_sends_nothing(fault: str, tmp_path: Path) -> None:
-    config = node_config(tmp_path, 0, written(tmp_path))
+    public = PUBLIC[1:] if fault == "not in the list" else PUBLIC
+    config = node_config(tmp_path, 0, public)
     if fault in ("no identity", "no list"):
         del config[f"diffsketch-{'identity' if fault == 'no identity' else 'identities'}-file"]
-    if fault == "not in the list":
-        written(tmp_path, PUBLIC[1:])
     if fault == "no file":
         config["diffsketch-identity-file"] = str(tmp_path / "none")
     plan, own_side = SIGNED, SecureClientAggregation()
@@ -444,8 +432,7 @@ def test_thresholds_withstand_those_who_are_corrupt() -> None:
 def test_plans_without_a_threshold_are_refused(
     plan: FlowerPlan, changes: dict[str, Any], reason: str
 ) -> None:
-    with pytest.raises(ArgumentError, match=reason):
-        replace(plan, **changes)
+    refused(ArgumentError, reason, replace, plan, **changes)
 
 
 def epsilon(count: int) -> float:
@@ -458,9 +445,9 @@ def test_both_sides_charge_without_the_noise_of_the_corrupt() -> None:
     assert ONE.describe(DIM) == FOUR.describe(DIM) + ", corrupt=1"  # both sides agree on it
     assert epsilon(3) > 1.1 * epsilon(4)
     small, large = (Budget(epsilon(count) * (1 + 1e-6), 1e-5) for count in (4, 3))
-    refused = net.reasons(net.started(ONE, net.network_of(ONE, 5, budget=small)))
-    assert len(refused) == 5
-    assert all(why.startswith("budget") for why in refused)
+    reasons = net.reasons(net.started(ONE, net.network_of(ONE, 5, budget=small)))
+    assert len(reasons) == 5
+    assert all(why.startswith("budget") for why in reasons)
     (report,) = net.started(ONE, net.network_of(ONE, 5, budget=large)).reports
     assert len(report.present) == 5
     assert report.claim == ONE.claim_for(ONE.build(DIM), 5, KEY.seed(0))
@@ -534,7 +521,7 @@ def test_after_the_last_request_the_secrets_are_gone() -> None:
 
 
 def copied(context: Context) -> Context:
-    return Context(RUN, context.node_id, context.node_config, net.copied_state(context.state), {})
+    return Context(RUN, context.node_id, context.node_config, net.carried(context.state), {})
 
 
 @pytest.mark.parametrize("guard", ["option", "node", "none"])

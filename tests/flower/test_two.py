@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-
-from tests.helpers.silent import Silent, silence
 
 pytest.importorskip("flwr")
 
@@ -24,13 +22,14 @@ from diffsketch.flower.keys import NodeKeys, member_number
 from diffsketch.flower.records import SUM_RECORD, SumRequest, digest_of
 from diffsketch.privacy import Trust
 from diffsketch.secure_sum import KeyPair, OneShotClient, OneShotLeader
-from diffsketch.wire.message import pack
 from tests.flower import network as net
 from tests.flower.network import BAD, DIM, FIRST, KEY, Caught, Network
 from tests.flower.test_secure import PLAN as BY_ONE
-from tests.flower.test_secure import SETTINGS, plain
+from tests.flower.test_secure import SETTINGS, messages_in, plain
 from tests.secure_sum.helpers import identity
 from tests.secure_sum.test_one_shot import SECRET
+
+pytestmark = pytest.mark.usefixtures("without_noise")
 
 PLAN = FlowerPlan("sketch-skellam", SETTINGS, 5, 3, secure_sum="two")
 UNSIGNED = replace(PLAN, identities=False)
@@ -41,21 +40,12 @@ TRAIN, ASK = range(1, 3)
 """The exchanges of a first round; before them the server asks who the helper is."""
 
 
-@pytest.fixture(autouse=True)
-def _silent() -> Iterator[None]:
-    """Rounds without noise, which can be compared."""
-    with silence():
-        yield
-
-
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, str]:
     """What the configuration of the helper's node names."""
-    (tmp_path / "secret.key").write_text(SECRET.hex())
-    (tmp_path / "identities.txt").write_text("\n".join(public.hex() for public in NAMES))
     return {
-        "diffsketch-helper-secret-file": str(tmp_path / "secret.key"),
-        "diffsketch-identities-file": str(tmp_path / "identities.txt"),
+        "diffsketch-helper-secret-file": net.key_file(tmp_path / "secret.key", SECRET),
+        "diffsketch-identities-file": net.key_file(tmp_path / "identities.txt", *NAMES),
         "diffsketch-helper-memory": str(tmp_path / "memory"),
     }
 
@@ -338,11 +328,7 @@ def test_no_message_is_in_what_either_operator_sees(files: dict[str, str]) -> No
     network = joined(files)
     network.tamper = caught
     run(network)
-    seen, method = [net.all_bytes(one) for one in (*caught, *network.sent)], PLAN.build(DIM)
-    for number in range(5):
-        change = net.towards(number, torch.zeros(DIM), 1)
-        cells = pack(method.encode(change, KEY.seed(0), Silent()).messages, method.message_format)
-        assert not any(cells in data for data in seen)
+    assert not any(messages_in([*caught, *network.sent], PLAN))
     # The helper has no masked cells: 200 bytes for each client at most.
     asked = [one for one in network.sent if one.metadata.dst_node_id == HELPER]
     assert len(net.all_bytes(asked[-1])) < 5 * 200 + 1500
@@ -359,11 +345,9 @@ def test_clients_refuse_without_the_helpers_key_or_an_identity(
     assert "lacks the helper's public key (DIFFSKETCH_HELPER_FILE)" in said[1002]
     assert "the plan has identities, and this client has none" in said[1003]
     # All of it can be looked up.
-    for name, path in (("HELPER", "helper"), ("IDENTITY", "identity")):
-        where = Path(files["diffsketch-helper-memory"]).parent / path
-        secret = {"HELPER": PUBLIC, "IDENTITY": hashlib.sha256(b"identity 2").digest()}[name]
-        where.write_text(secret.hex())
-        monkeypatch.setenv(f"DIFFSKETCH_{name}_FILE", str(where))
+    folder, secret = Path(files["diffsketch-helper-memory"]).parent, b"identity 2"
+    for name, key in (("HELPER", PUBLIC), ("IDENTITY", hashlib.sha256(secret).digest())):
+        monkeypatch.setenv(f"DIFFSKETCH_{name}_FILE", net.key_file(folder / name, key))
     assert NodeKeys().helper == PUBLIC
     network = joined(files)
     network.join(2, PLAN, key=KEY)
@@ -372,14 +356,19 @@ def test_clients_refuse_without_the_helpers_key_or_an_identity(
     assert digest_of(arrays) == plain()
 
 
+def refusal(network: Network, node: int, request: SumRequest) -> object:
+    """Why a node refuses a request in a sum's own exchange."""
+    content = RecordDict({SUM_RECORD: request.to_record()})
+    message = Message(content, dst_node_id=node, message_type="train")
+    (reply,) = network.send_and_receive([message])
+    return reply.content.config_records[SUM_RECORD]["reason"]
+
+
 def test_clients_have_no_exchanges_with_a_server(files: dict[str, str]) -> None:
     """One that asks them for keys of the other protocol, under the plan that they have."""
-    network = joined(files)
-    asked = SumRequest(0, PLAN.describe(DIM), DIM, b"invitation", b"request").to_record()
-    message = Message(RecordDict({SUM_RECORD: asked}), dst_node_id=1000, message_type="train")
-    (reply,) = network.send_and_receive([message])
-    said = reply.content.config_records[SUM_RECORD]
-    assert said["reason"] == "two aggregators have no exchanges with clients"
+    asked = SumRequest(0, PLAN.describe(DIM), DIM, b"invitation", b"request")
+    reason = refusal(joined(files), 1000, asked)
+    assert reason == "two aggregators have no exchanges with clients"
 
 
 def test_clients_refuse_a_round_whose_nonce_has_another_length(files: dict[str, str]) -> None:
@@ -434,17 +423,14 @@ def test_a_client_in_the_name_of_another_is_left_out(
 def test_the_helper_takes_no_memory_for_a_claimed_length(files: dict[str, str]) -> None:
     """A server that asks it for a sum of vectors of terabytes gets a refusal."""
     plan = FlowerPlan("skellam", {"clip": 1.0, "noise_multiplier": 2.0}, 5, 3, secure_sum="two")
-    network, dim = joined(files, plan), 1 << 40
+    dim = 1 << 40
     params = plan.one_shot(
         plan.build(dim).message_format, run=bytes(16), place=(0, bytes(8)), helper=PUBLIC
     )
-    asked = SumRequest(
-        0, plan.describe(dim), dim, bytes(24), OneShotLeader(params).request()
-    ).to_record()
-    message = Message(RecordDict({SUM_RECORD: asked}), dst_node_id=HELPER, message_type="train")
-    (reply,) = network.send_and_receive([message])
-    said = reply.content.config_records[SUM_RECORD]
-    assert said["reason"] == "0 clients are in the sum, and 3 are needed"
+    request = OneShotLeader(params).request()
+    asked = SumRequest(0, plan.describe(dim), dim, bytes(24), request)
+    reason = refusal(joined(files, plan), HELPER, asked)
+    assert reason == "0 clients are in the sum, and 3 are needed"
 
 
 def test_the_helper_does_not_train_for_a_server_that_asks_it(files: dict[str, str]) -> None:

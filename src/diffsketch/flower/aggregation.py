@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from statistics import median_low
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from flwr.app import Message, MessageType, RecordDict
@@ -36,7 +36,6 @@ from diffsketch.wire import SERVER, Header, Inbox, WireError
 from diffsketch.wire import Message as WireMessage
 
 _LOG = logging.getLogger("flwr.diffsketch")
-_Answer = TypeVar("_Answer", Reply, SumReply)
 ANY_SEED = HashSeed(bytes(32))
 """Seed where the hashes do not matter: for claims of methods that are sent, zeros, and metrics."""
 _UNFIT = {
@@ -179,7 +178,7 @@ class Round:
                 _LOG.warning("secure sum: node %d was not asked, or has answered before", node)
                 continue
             try:
-                reply = self._read(message, SumReply)
+                reply = SumReply.find(self._counted(message))
                 if reply.code:
                     raise WireError(f"{reply.code}: {reply.reason}")
             except WireError as error:
@@ -193,7 +192,7 @@ class Round:
         """Take in a reply; return None if it is not valid."""
         node = message.metadata.src_node_id
         try:
-            reply = self._read(message, Reply)
+            reply = Reply.find(self._counted(message))
             if node not in self.nodes:
                 raise WireError("reply is of a node that was not asked")
             if reply.nonce != self.nonce:
@@ -214,10 +213,11 @@ class Round:
             self.refused[node] = f"{reply.code}: {reply.reason}"
         return reply
 
-    def _read(self, message: Message, kind: type[_Answer]) -> _Answer:
+    def _counted(self, message: Message) -> Message:
+        """Count the bytes of a message that has come back."""
         if message.has_content():
             self.bytes_up += content_bytes(message.content)
-        return kind.find(message)
+        return message
 
     def publish(self, cells: Tensor, nodes: Iterable[int], fingerprint: bytes) -> None:
         """Take the total of a secure sum; void if it is longer than honest messages make it."""

@@ -7,7 +7,7 @@ import math
 import struct
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -278,7 +278,6 @@ PROTOCOL = 5  # another number for another meaning of the records; both sides re
 RECORD = "diffsketch"  # name of our record in a message
 SUM_RECORD = "diffsketch.sum"  # name of the record of a secure sum's own exchanges
 NO_MODEL = -1  # version of a model that is not there
-_T = TypeVar("_T", bound="_Record")
 _TYPES = {"int": int, "float": float, "str": str, "bytes": bytes}
 
 
@@ -297,7 +296,7 @@ class _Record:
         return ConfigRecord({"protocol": PROTOCOL, **asdict(self)})
 
     @classmethod
-    def find(cls: type[_T], message: Message) -> _T:
+    def find(cls, message: Message) -> Self:
         """Read the record of a message; raise a `WireError` if there is none."""
         if not message.has_content():
             raise WireError(f"error: {str(message.error.reason)[:1000]}")
@@ -307,7 +306,7 @@ class _Record:
         return cls.of(record)
 
     @classmethod
-    def of(cls: type[_T], record: ConfigRecord) -> _T:
+    def of(cls, record: ConfigRecord) -> Self:
         """Read an untrusted record; raise a `WireError` if it is not one of this kind."""
         version = record.get("protocol")
         if version != PROTOCOL:

@@ -127,10 +127,6 @@ class SecureAggregation:
         """Whether members sign."""
         return self._public is not None
 
-    def clients(self, lookup: Round) -> Grid:
-        """Return the grid: all of its nodes are clients."""
-        return lookup.grid
-
     def prepare(self, current: Round) -> dict[int, ConfigRecord]:
         """Exchange keys and shares, before messages are requested.
 
@@ -191,8 +187,7 @@ class SecureAggregation:
             return {node: node for node in nodes if node not in left}, fingerprint
         requests = dict.fromkeys(sorted(nodes), current.question())
         replies = current.exchange(requests, refused=left)
-        if fingerprint is None:
-            fingerprint = most_common(reply.fingerprint for reply in replies.values())
+        fingerprint = fingerprint or most_common(reply.fingerprint for reply in replies.values())
         members: dict[int, int] = {}
         for node, reply in replies.items():
             number = node if self._public is None else int.from_bytes(reply.member, "little")

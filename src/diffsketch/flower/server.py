@@ -34,7 +34,6 @@ from diffsketch.flower.plan import CLOSED_DOOR, FlowerPlan
 from diffsketch.flower.records import NO_MODEL, RECORD, SUM_RECORD, Reply, Request
 from diffsketch.flower.secure_server import SecureAggregation, TwoAggregators
 from diffsketch.logs import OnRound, RoundSummary
-from diffsketch.methods import Method
 from diffsketch.methods.base import is_finite
 from diffsketch.methods.gate import check_release, release_noise
 from diffsketch.privacy.accounting.budget import Budget
@@ -124,16 +123,6 @@ class SketchStrategy(Strategy):
     """
 
     on_round: OnRound | None = None
-
-    # Set by `_begin`: they depend on the first model.
-    _series: bytes  # random: clients tell by it the rounds and versions of different runs apart
-    _method: Method  # of the next round
-    _plan_text: str
-    _registry: ClientRegistry
-    _history: records.ModelHistory
-    _substitutes: bool  # whether messages that are too long count as zeros
-    _usual_norm: UsualSize
-    _usual_weight: UsualSize
 
     def __init__(
         self,
@@ -285,6 +274,7 @@ class SketchStrategy(Strategy):
         """Set up what depends on the model's length, with the first arrays of the run."""
         if self._begun:
             return
+        # Random: clients tell by it the rounds and versions of different runs apart.
         plan, self._series = self.plan, secrets.token_bytes(8)
         if isinstance(self._aggregation, TwoAggregators) and self._aggregation.public is None:
             raise ArgumentError(
@@ -301,7 +291,7 @@ class SketchStrategy(Strategy):
         # Where only the sum's noise hides a client, whom the server refuses must not depend on its
         # message: no bound then follows from the messages of the round.
         private_sum = not isinstance(planned, NoClaim) and planned.scope.trust is not Trust.LOCAL
-        self._substitutes = private_sum and not plan.secure_sum
+        self._substitutes = private_sum and not plan.secure_sum  # zeros for what is too long
         bounded = self._limit is None and not private_sum
         self._usual_norm = UsualSize(_FAR if bounded else math.inf)
         self._usual_weight = UsualSize(_FAR_WEIGHT if bounded else math.inf)
@@ -323,9 +313,8 @@ class SketchStrategy(Strategy):
             _LOG.error("no further round: %s", self.ended)
             return []
         self._history.replace(arrays)
-        current, clients = self._open(grid), grid
-        if self._aggregation is not None:
-            clients = self._aggregation.clients(current)
+        current, aggregation = self._open(grid), self._aggregation
+        clients = aggregation.clients(current) if isinstance(aggregation, TwoAggregators) else grid
         model = self._history.arrays
         asked = self._select(self.strategy.configure_train(server_round, model, config, clients))
         current.claim, current.nodes = self._paying(list(asked), clients)
@@ -333,9 +322,9 @@ class SketchStrategy(Strategy):
             return []
         self._index += 1
         instructions = dict[int, ConfigRecord]()
-        if self._aggregation is not None:
+        if aggregation is not None:
             try:
-                instructions = self._aggregation.prepare(current)
+                instructions = aggregation.prepare(current)
             except VoidError as failure:  # before a message was requested: nobody pays for it
                 current.void = str(failure)
                 self._log(current, None)
