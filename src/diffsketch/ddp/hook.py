@@ -412,8 +412,7 @@ def _future_of(buffer: Tensor) -> Future[Tensor]:
 
 def keeps_own_gradients(model: nn.Module) -> bool:
     """Whether a model is in DDP with the hook `own_gradients`, so that DDP averages nothing."""
-    hooks = getattr(model, "_comm_hooks", ())
-    return any(hook is own_gradients for hook, _ in hooks)
+    return any(hook is own_gradients for hook, _ in getattr(model, "_comm_hooks", ()))
 
 
 def sketch_state(

@@ -247,7 +247,15 @@ class LocalSteps(SavedByState):
                     # Hashes of two fragments must have nothing in common.
                     own_key = secret if fragments == 1 else _fragment_key(secret, index)
                     means.append(make(fragment_method, key=own_key, **options))
-                self._agree(means[0])
+                # All that has to be the same, besides what the means compare.
+                compared = {
+                    **self._compared,
+                    "layout of the parameters": self._weights.layout,
+                    "frozen parameters": self._weights.frozen,
+                }
+                if not self._sends_first_weights(means[0]):
+                    compared["first weights"] = f"{bits_digest(self._weights.parts):016x}"
+                means[0].agree(compared)
         self._transport: Transport = transport
         self._status_of_all(_NOTHING, caught.error, "start")
         self._share_first_weights(means)
@@ -480,17 +488,6 @@ class LocalSteps(SavedByState):
                     "SyncBatchNorm sends statistics of each rank's batch; give it the "
                     "process_group of the silo, or use layers that look at one example at a time"
                 )
-
-    def _agree(self, mean: GroupMean) -> None:
-        """Compare all that has to be the same, besides what the means compare."""
-        compared = {
-            **self._compared,
-            "layout of the parameters": self._weights.layout,
-            "frozen parameters": self._weights.frozen,
-        }
-        if not self._sends_first_weights(mean):
-            compared["first weights"] = f"{bits_digest(self._weights.parts):016x}"
-        mean.agree(compared)
 
     def _sends_first_weights(self, mean: GroupMean) -> bool:
         return isinstance(mean.claim, NoClaim) and self._in_step
