@@ -3,7 +3,7 @@
 The paper appends Gaussian numbers to the vector and sketches both together. For hashes that
 everybody knows, with the vector's coordinates clipped, the noise's standard deviation fixed
 beforehand and fresh noise in each message, this is exactly Gaussian noise on the table
-(`diffsketch.privacy.mechanisms.padding`), with the covariance `std^2 G`. So two vectors that differ
+(`diffsketch.privacy.theorems`), with the covariance `std^2 G`. So two vectors that differ
 by d are told apart as well as two Gaussians of variance 1 at a distance of
 `mu = sqrt(d' S_real' G^-1 S_real d) / std`, and not better.
 """
@@ -24,8 +24,8 @@ from diffsketch.methods.plain import TableMethod
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.claim import NoClaim, Relation, Scope, SimulatedClaim, Trust, Unit
 from diffsketch.privacy.clipping import clip_coordinates
-from diffsketch.privacy.mechanisms.padding import factor, padded_tables
 from diffsketch.privacy.noise import Noise, float_type
+from diffsketch.privacy.theorems import factor, padded_tables
 from diffsketch.sketch import CountSketch
 from diffsketch.sketch.hashing import HashSeed, columns_and_signs
 

@@ -23,8 +23,8 @@ from diffsketch.privacy import (
     estimate_sigma,
     theorem1,
 )
+from diffsketch.privacy import theorems as appended
 from diffsketch.privacy.claim import NoClaim
-from diffsketch.privacy.mechanisms import padding as appended
 from diffsketch.privacy.mechanisms.binomial import PAPER_SETTINGS
 from diffsketch.privacy.theorems import least_padding
 from diffsketch.sketch import CountSketch, SketchKey

@@ -407,3 +407,13 @@ REFUSED: list[tuple[str, Callable[..., object], list[Any]]] = [
 def test_bad_arguments(message: str, call: Callable[..., object], every: list[Any]) -> None:
     each_refused(ArgumentError, message, call, every)
     refused(MismatchError, "3 cells", THREE.bounded, torch.zeros(1, 4))
+
+
+def test_names_are_as_good_as_members() -> None:
+    """Also where a mechanism asks whether its noise is shared."""
+    by_name = SkellamMechanism(
+        THREE, 1.0, relation="replace", trust="distributed", cohort=5, lost=2
+    )
+    assert by_name == SkellamMechanism(THREE, 1.0, trust=Trust.DISTRIBUTED, cohort=5, lost=2)
+    assert by_name.shared
+    assert by_name.claim.scope.trust is Trust.DISTRIBUTED

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from diffsketch import CountSketch, SketchKey
 from diffsketch.methods import DiffSketch
-from diffsketch.privacy.mechanisms import padding as appended
-from diffsketch.privacy.mechanisms.padding import factor, is_factored, padded_tables
+from diffsketch.privacy import theorems as appended
 from diffsketch.privacy.noise import CohortNoise, FastNoise, NoiseKey
+from diffsketch.privacy.theorems import factor, is_factored, padded_tables
 from diffsketch.sketch.gram import gram
 from diffsketch.sketch.hashing import FAMILIES, Family
 

@@ -51,9 +51,14 @@ from diffsketch.privacy.clipping import (
 )
 from diffsketch.privacy.mechanisms.binomial import PAPER_SETTINGS, BinomialMechanism
 from diffsketch.privacy.mechanisms.integer import DiscreteLaplaceMechanism
-from diffsketch.privacy.mechanisms.padding import padded_tables
 from diffsketch.privacy.noise import Noise
-from diffsketch.privacy.theorems import claimed_per_round, estimate_alpha, estimates, least_padding
+from diffsketch.privacy.theorems import (
+    claimed_per_round,
+    estimate_alpha,
+    estimates,
+    least_padding,
+    padded_tables,
+)
 from diffsketch.sketch.hashing import HashSeed
 from diffsketch.sketch.kernels.estimators import Combine
 from diffsketch.wire.message import MessageFormat
@@ -75,7 +80,7 @@ class DiffSketch(RoundedTables):
 
     * Compression: the table of the vector, with `padding` normal numbers appended, of the vector's
       own standard deviation ("the same Gaussian"). Where they are many, the table that they make
-      is drawn from its distribution, without drawing them (`privacy.mechanisms.padding`).
+      is drawn from its distribution, without drawing them (`privacy.theorems`).
     * Validation: Theorem 1 for the length `dim + padding`, with alpha the 90th percentile of the
       sizes of the worker's coordinates and sigma their standard deviation. A worker for whom it
       claims nothing, or more than `per_round`, adds Laplace noise as `SketchLaplace` does.

@@ -6,7 +6,7 @@
 * `accounting`: events, their composition, budgets, and accounts, also in a file.
 * `integer_table`: exact integer noise from random words; `noise` takes them from the operating
   system, or for simulation from a seeded generator.
-* `theorems`: the paper's theorems as calculators; what they say is claimed, not proven.
+* `theorems`: the paper's appended noise, and its theorem as a calculator: claimed, not proven.
 
 `docs/privacy.md` is the introduction.
 """

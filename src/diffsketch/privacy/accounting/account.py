@@ -165,32 +165,25 @@ class Account:
         return self._allowance.budget
 
     @property
-    def series(self) -> str:
-        """Name of the series that is counted in."""
-        return self._series
-
-    @property
     def rounds(self) -> int:
         """Releases that were charged, by whichever process."""
-        self._refresh()
-        return sum(_totals(self._counts).values())
+        return sum(self._totals_now().values())
 
     @property
     def spent(self) -> list[tuple[Claim, int]]:
         """Claims of all releases, each with its number of them."""
-        self._refresh()
-        return [(_parsed(kind)[0], rounds) for kind, rounds in _totals(self._counts).items()]
+        return [(_parsed(kind)[0], rounds) for kind, rounds in self._totals_now().items()]
 
     @property
     def claim(self) -> Claim | None:
         """Weakest claim of all releases; before the first, what is planned."""
-        self._refresh()
-        return _weakest(_totals(self._counts)) or self.planned
+        return _weakest(self._totals_now()) or self.planned
 
     def epsilon(self, delta: float) -> Epsilon:
         """Epsilon of all releases: their composition, whatever the budget is."""
         check_delta(delta)
-        claim, totals = self.claim, _totals(self._counts)
+        totals = self._totals_now()
+        claim = _weakest(totals) or self.planned
         return stated_epsilon(claim, _prices(totals), sum(totals.values()), delta)
 
     def check(self, claim: Claim, rounds: int = 1) -> None:
@@ -223,9 +216,8 @@ class Account:
         check_type("claim", claim, ProvenClaim)
         if (budget := self.budget) is None:
             raise ArgumentError("budget must be given for rounds to be left of it")
-        self._refresh()
+        totals = self._totals_now()
         self._checked(claim)
-        totals = _totals(self._counts)
         if not (_weakest(totals) or claim).noise_is_proven:
             return 0
         spent, more = _prices(totals), prices_of(claim)
@@ -248,7 +240,7 @@ class Account:
         The ranks of a process group give all the same, made by all of them: then a state that one
         of them has saved counts no rounds twice for another one that loads it.
         """
-        self._series, self._process = name or secrets.token_hex(8), _process
+        self.series, self._process = name or secrets.token_hex(8), _process
         self._left_off = ""  # series of the account that this is a copy of, for `resume`
 
     def merge(self, other: Account) -> None:
@@ -276,7 +268,7 @@ class Account:
         """
         self.merge(copy)
         # A copy that was read from text counts in a new series: the one it left off is meant.
-        name = copy._left_off or copy._series
+        name = copy._left_off or copy.series
         if self._counts.get(name, {}) == copy._counts.get(name, {}):
             self.begin_series(name)
 
@@ -310,7 +302,7 @@ class Account:
         other = Account(self._allowance, planned=self.planned)
         other.party, other._counts = self.party, self._counts
         # The same series: the twin replaces this account, so nothing is counted in both.
-        other.begin_series(self._series)
+        other.begin_series(self.series)
         return other
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -321,13 +313,18 @@ class Account:
         place = "" if self._path is None else f"{str(self._path)!r}, "
         return f"Account({place}budget={self.budget}, rounds={self.rounds})"
 
+    def _totals_now(self) -> Counter[str]:
+        """Releases by claim, with what other processes have charged to the file."""
+        self._refresh()
+        return _totals(self._counts)
+
     def _after(self, claim: Claim, rounds: int) -> _Counts:
         """Counts after more releases, if the budget allows them."""
         check_whole("rounds", rounds, least=1, most=_MOST_COUNTED)
         kind = self._checked(claim)
-        series = dict(self._counts.get(self._series, {}))
+        series = dict(self._counts.get(self.series, {}))
         series[kind] = series.get(kind, 0) + rounds
-        counts = {**self._counts, self._series: series}
+        counts = {**self._counts, self.series: series}
         if self.budget is not None:
             totals = _totals(counts)
             self._allowance.check(
@@ -337,8 +334,7 @@ class Account:
 
     def _checked(self, claim: Claim) -> str:
         """The text by which a claim is counted, if it is about the same as others."""
-        if not isinstance(claim, Claim):
-            raise ArgumentError(f"claim must be a claim, got {type(claim).__name__}")
+        check(isinstance(claim, Claim), "claim", "be a claim", claim)
         return _as_counted(claim, tuple(_totals(self._counts)))
 
     def _refresh(self) -> None:
@@ -415,7 +411,7 @@ class Account:
             for name, series in counts.items()
         }
         budget = self.budget and asdict(self.budget)
-        body = {"party": self.party, "budget": budget, "series": self._series, "spent": spent}
+        body = {"party": self.party, "budget": budget, "series": self.series, "spent": spent}
         # A checksum over the content alone, in a form that does not depend on how it was written.
         head = {"format": _FORMAT, "version": _VERSION, "checksum": _digest(as_text(body))}
         return as_text({**head, "account": body}) + "\n"

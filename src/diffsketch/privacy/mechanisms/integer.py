@@ -200,6 +200,9 @@ class IntegerMechanism(ABC):
     _sub_gaussian: ClassVar[bool] = False  # with `_noise_variance` as the parameter
 
     def __post_init__(self) -> None:
+        # Names become members here, once, so that comparisons below are by identity.
+        object.__setattr__(self, "relation", self._scope.relation)
+        object.__setattr__(self, "trust", self._scope.trust)
         check_positive("noise_multiplier", self.noise_multiplier)
         check_whole("cohort", self.cohort, least=1)
         check_whole("bits", self.bits, least=1, most=MAX_BITS)
@@ -211,9 +214,6 @@ class IntegerMechanism(ABC):
         if self.rate != 1 or self.records != 1:  # of clients, methods say nothing of samples
             unit = self._scope.unit
             check(unit in (Unit.EXAMPLE, Unit.PERSON), "unit", "be example or person", unit)
-        # Names become members here, once, so that comparisons below are by identity.
-        object.__setattr__(self, "relation", self._scope.relation)
-        object.__setattr__(self, "trust", self._scope.trust)
 
     @cached_property
     def _scope(self) -> Scope:
