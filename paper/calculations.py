@@ -12,9 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffsketch.privacy.claim import Relation
-from diffsketch.privacy.clipping import CoordinateBound
-from diffsketch.privacy.mechanisms.additive import GaussianMechanism
 from diffsketch.privacy.mechanisms.binomial import BinomialMechanism
 from diffsketch.privacy.theorems import query_variance, theorem1
 from diffsketch.sketch import CountSketch, SketchKey
@@ -39,17 +36,6 @@ def theorem_1_padded(lengths: int, dim: int, rows: int, cols: int) -> float:
     return theorem_1(dim * (1 + lengths), rows, cols)
 
 
-def proven_padded(lengths: int, dim: int, rows: int, cols: int) -> float:
-    """The epsilon that is proven for such noise, if coordinates are clipped to alpha.
-
-    The noise is what a cell gets on average, and taken to be independent in each cell.
-    """
-    bound = CoordinateBound(_ALPHA, rows)
-    multiplier = math.sqrt(lengths * dim / cols) / bound.sensitivity(Relation.REPLACE)
-    mechanism = GaussianMechanism(bound, multiplier, Relation.REPLACE)
-    return float(mechanism.claim.epsilon(delta=_DELTA, rounds=1))
-
-
 def noise_ratio(dim: int, rows: int, cols: int, epsilon: float) -> float:
     """The variance that appended noise adds to a cell over that of Laplace noise.
 
@@ -59,20 +45,6 @@ def noise_ratio(dim: int, rows: int, cols: int, epsilon: float) -> float:
     length = padding_for(epsilon, dim, rows, cols, ratio=_ALPHA)
     laplace = 2 * (2 * _ALPHA * rows / epsilon) ** 2
     return math.inf if length is None else length / cols / laplace
-
-
-def client_epsilon(dim: int, rows: int, cols: int) -> float:
-    """A lower bound for a client under the noise that gives one coordinate an epsilon of 1.
-
-    For Laplace noise, epsilon is the L1 distance of two tables over the scale. The tables of a
-    vector that has the signs of the first row's hash and of its negative are farthest apart there.
-    """
-    sketch, seed = CountSketch(dim, rows, cols), SketchKey.from_integer(0).seed(0)
-    first_row = torch.zeros(rows, cols)
-    first_row[0] = 1.0
-    vector = sketch.query(first_row, seed, combine="mean").sign()
-    distance = float((sketch.encode(vector, seed) - sketch.encode(-vector, seed)).abs().sum())
-    return distance / (2 * rows)
 
 
 def _cpsgd(levels: int, trials: int, cohort: int) -> BinomialMechanism:
@@ -104,17 +76,6 @@ def compression(dim: int, rows: int, cols: int) -> float:
     return CountSketch(dim, rows, cols).compression
 
 
-def additive(dim: int, rows: int, cols: int, count: int) -> float:
-    """The largest difference of the table of a sum and the sum of the tables.
-
-    Of vectors of whole numbers, of which sums are exact in any order.
-    """
-    sketch, seed = CountSketch(dim, rows, cols), _KEY.seed(0)
-    vectors = _gaussian(count * dim).mul(100).round().reshape(count, dim)
-    table = sketch.encode(vectors.sum(0), seed)
-    return float((sketch.encode(vectors, seed).sum(0) - table).abs().max())
-
-
 def told_apart(dim: int, rows: int, cols: int, change: float) -> bool:
     """Whether the tables of two vectors that differ in one coordinate differ."""
     sketch, seed = CountSketch(dim, rows, cols), SketchKey.from_integer(dim).seed(0)
@@ -129,31 +90,11 @@ def beyond_bound(dim: int, rows: int, cols: int) -> float:
     return float((table.abs() > 2 * _ALPHA).double().mean())
 
 
-def _errors(vector: Tensor, sketch: CountSketch, seeds: int) -> Tensor:
-    """Estimates less the vector, a row for each seed."""
-    estimates = [sketch.query(sketch.encode(vector, seed), seed)
-                 for seed in map(_KEY.seed, range(seeds))]  # fmt: skip
-    return torch.stack(estimates) - vector
-
-
 def relative_error(dim: int, rows: int, cols: int) -> float:
     """The L2 error of one estimate over the norm."""
-    vector = _gaussian(dim)
-    return float(_errors(vector, CountSketch(dim, rows, cols), 1).norm() / vector.norm())
-
-
-def missed(dim: int, rows: int, cols: int, every: int, failure: float) -> float:
-    """The share of coordinates beyond Lemma 1's error; of the vector each `every`th is not 0."""
-    vector = _gaussian(dim) * (torch.arange(dim) % every == 0)
-    bound = lemma1_error(rows, cols, failure=failure) * vector.norm()
-    errors = _errors(vector, CountSketch(dim, rows, cols), 20)
-    return float((errors.abs() > bound).double().mean())
-
-
-def bias(dim: int, rows: int, cols: int, seeds: int) -> float:
-    """The largest mean error of a coordinate over the seeds, in standard errors."""
-    errors = _errors(_gaussian(dim), CountSketch(dim, rows, cols, "pairwise"), seeds)
-    return float((errors.mean(0) / errors.std(0)).abs().max()) * math.sqrt(seeds)
+    vector, sketch, seed = _gaussian(dim), CountSketch(dim, rows, cols), _KEY.seed(0)
+    estimate = sketch.query(sketch.encode(vector, seed), seed)
+    return float((estimate - vector).norm() / vector.norm())
 
 
 def convergence_bound(rows: int, cols: int, dim: int, rounds: int = 1000) -> float:
@@ -170,8 +111,7 @@ def proven_gap(rows: int, cols: int, dim: int, rounds: int = 1000) -> float:
 FORMULAS: dict[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (
-        additive, beyond_bound, bias, theorem_1, theorem_1_padded, client_epsilon, compression,
-        convergence_bound, cpsgd_bits, cpsgd_epsilon, missed, noise_ratio, proven_gap,
-        proven_padded, relative_error, told_apart,
+        beyond_bound, compression, convergence_bound, cpsgd_bits, cpsgd_epsilon, noise_ratio,
+        proven_gap, relative_error, theorem_1, theorem_1_padded, told_apart,
     )
 }  # fmt: skip

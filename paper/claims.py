@@ -77,8 +77,6 @@ _MANY = 10  # seeds that close calls should have
 _CLIENT = replace(COORDINATE, unit=Unit.CLIENT)
 _MEANINGS = {
     "claimed": meaning(Basis.CLAIMED),
-    "proven": meaning(Basis.PROVEN),
-    "proven_delta": meaning(Basis.PROVEN, delta=_DELTA),
     "measured_client": meaning(Basis.MEASURED, _CLIENT),
     "claimed_sum": meaning(Basis.CLAIMED, SECURE_SUM),
     "proven_sum": meaning(Basis.PROVEN, SECURE_SUM, delta=_DELTA),

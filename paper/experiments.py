@@ -35,7 +35,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -221,17 +220,6 @@ class Experiment:
 _Part = TypeVar("_Part", Variant, Measurement)
 
 
-def function_of(place: str) -> Callable[..., Any]:
-    """The function at a place of `FIGURES` or `MEASUREMENTS`.
-
-    >>> function_of("json:dumps")([1])
-    '[1]'
-    """
-    module, _, name = place.partition(":")
-    function: Callable[..., Any] = getattr(import_module(module), name)
-    return function
-
-
 def names(folder: Path = SETTINGS) -> tuple[str, ...]:
     """The names of all experiments, in the paper's order; others come last."""
     order = {name: place for place, name in enumerate(_ORDER)}
@@ -352,9 +340,7 @@ _DEVICE = {"mnist": 0.03, "mnist-devices": 0.03, "shakespeare": 180.0}  # millis
 _EVALUATION = {"mnist": 10.0, "mnist-devices": 10.0, "shakespeare": 300.0}
 _MESSAGE = {"none": 0.0, "sketch": 0.02, "cpsgd": 0.3, "skellam": 0.6, "diffsketch-proven": 0.9}
 _OTHERS = 0.08  # milliseconds of a message of other methods
-_CORRECTION = 0.15
-_NUMBER, _NUMBERS = 5e-7, 0.8  # milliseconds of an appended number, and of all of them at most
-_LEAST = 500_000  # numbers of the least padding at epsilon 1
+_APPENDED = 0.8  # and of drawing its appended numbers
 _FACTOR, _CELLS, _POWER = 42.0, 1300, 2.8  # milliseconds of the factor of so many cells' noise
 
 
@@ -371,15 +357,10 @@ def seconds_of(job: Job) -> float:
     rounds = run.get("fedavg_rounds", run["rounds"])
     workers = run["workers"] if run["algorithm"] == "sgd" else run["cohort"]
     message = _MESSAGE.get(run.get("method", "diffsketch"), _OTHERS)
-    if run.get("correction", "off") != "off":
-        message += _CORRECTION
-    if numbers := run.get("padding"):
+    if run.get("padding"):
         factor = _FACTOR * (run["rows"] * run["cols"] / _CELLS) ** _POWER
-        if run.get("appended") == "least":  # each message another length, with its own factor
-            numbers = min(numbers, _LEAST / run["per_round"])
-        else:
-            factor /= workers
-        message += min(_NUMBER * numbers, _NUMBERS) + factor
+        # With the least padding each message has another length, and a factor of its own.
+        message += _APPENDED + factor / (1 if run.get("appended") == "least" else workers)
     total = rounds * workers * (_DEVICE[task] + message)
     if job.kind in (RUN, "masks"):  # the others look at vectors, and evaluate nothing
         total += (2 + rounds / run["evaluate_every"]) * _EVALUATION[task]

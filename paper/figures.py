@@ -32,7 +32,6 @@ SECURE_SUM = Scope(Unit.CLIENT, Relation.REPLACE, Trust.DISTRIBUTED)
 """The scope of cpSGD's."""
 _STYLE = {"dashed", "role", "epsilon", "epsilon_text", "ended", "note"}
 """Fields of a series that its entry has, or else its records."""
-_WIDE = 10.0  # times the least height that the largest has on a logarithmic axis
 
 
 @dataclass(frozen=True)
@@ -161,7 +160,7 @@ def _plots(experiment: str, entry: Mapping[str, Any], records: Records) -> list[
             name=f"{experiment}-{slug(name)}",
             title=entry["title"].format_map(about),
             x=_axis(entry["x"], about),
-            y=_axis(entry["y"], about, series),
+            y=_axis(entry["y"], about),
             series=tuple(series),
             caption=entry.get("caption", "").format_map(about),
             marks=_marks(entry, name, records),
@@ -220,13 +219,8 @@ def _series(
     )
 
 
-def _axis(entry: Mapping[str, Any], record: Record, series: Sequence[Series] = ()) -> Axis:
-    """An axis; if its `log` is "wide", it is logarithmic where the heights are far apart."""
-    log = entry.get("log", False)
-    if log == "wide":
-        heights = [value for line in series for value in line.y if value]
-        log = max(heights, default=0.0) > _WIDE * min(heights, default=0.0)
-    percent, unit = entry.get("percent", False), entry.get("unit", "")
+def _axis(entry: Mapping[str, Any], record: Record) -> Axis:
+    log, percent, unit = entry.get("log", False), entry.get("percent", False), entry.get("unit", "")
     return Axis(entry["label"].format_map(record), log=log, percent=percent, unit=unit)
 
 

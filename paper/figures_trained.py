@@ -12,9 +12,6 @@ from typing import Any
 
 from diffsketch.app.run_records import RunLine, RunRecord
 from diffsketch.app.settings import RunConfig
-from diffsketch.privacy.accounting import events
-from diffsketch.privacy.accounting.budget import gaussian_multiplier
-from diffsketch.privacy.accounting.events import epsilon_for
 from diffsketch.privacy.claim import Basis, Epsilon, Unit
 from diffsketch.wire.message import payload_within
 from paper.experiments import Experiment, PanelFields, Results, Variant
@@ -205,35 +202,23 @@ def _epsilon_of_message(
 ) -> tuple[Epsilon, str]:
     """The epsilon that one message guarantees or claims, and its value as a text.
 
-    For what is proven about a client it is the epsilon of the whole run, without a text: the run is
-    what such a number is for. For appended noise, whose guarantee depends on the hashes, it is that
-    of a round which, repeated, costs what the run did.
+    For what is proven about a client, or by appended noise, whose guarantee depends on the hashes,
+    it is the epsilon of the whole run, without a text: the run is what such a number is for.
     """
-    if epsilon.basis is Basis.NONE:
-        return epsilon, ""
     if epsilon.basis is Basis.CLAIMED:
         # Theorem 1 and the paper's Laplace noise claim it without the delta that runs ask at, but
         # Gaussian noise is for that delta.
         epsilon = replace(epsilon, delta=0.0) if pure and per_round is not None else epsilon
-    elif epsilon.scope.unit is not Unit.COORDINATE:
+    elif (
+        epsilon.basis is Basis.NONE
+        or epsilon.scope.unit is not Unit.COORDINATE
+        or per_round is None
+    ):
         return epsilon, ""
-    elif per_round is None:
-        epsilon = _round_of(epsilon)
-        text = f"{epsilon.shown()} a round at delta {epsilon.delta:g}, on average"
-        return epsilon, text
     else:
         epsilon = replace(epsilon, value=float(per_round), delta=0.0, rounds=1)
     delta = "" if pure else f" at delta {epsilon.delta:g}"
     return epsilon, f"{epsilon.shown()} a round{delta}"
-
-
-def _round_of(total: Epsilon) -> Epsilon:
-    """The epsilon of one of `rounds` equal releases with Gaussian noise that together have this."""
-    if not 0 < float(total) < math.inf:
-        return total
-    multiplier = gaussian_multiplier(epsilon=float(total), delta=total.delta, rounds=total.rounds)
-    value = epsilon_for(events.gaussian(multiplier), total.delta)
-    return replace(total, value=value, rounds=1)
 
 
 # --- the error correction, beside what is learnt from the masks alone ------------------------

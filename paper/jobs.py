@@ -21,6 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import paper.readings
@@ -32,7 +33,7 @@ from diffsketch.compiled import torch_threads
 from diffsketch.errors import DataError, DiffSketchError
 from diffsketch.files import prepare_output, replace_file
 from diffsketch.methods.gate import NonFiniteUpdate
-from paper.experiments import MEASUREMENTS, RUN, Experiment, Job, Results, function_of, seconds_of
+from paper.experiments import MEASUREMENTS, RUN, Experiment, Job, Results, seconds_of
 
 _FORMAT = "diffsketch result 1"
 _COMPUTING = ("app", "methods", "privacy", "sketch", "training", "wire")
@@ -87,7 +88,7 @@ class Store:
             if job.kind == RUN:
                 result = self._train(job, command=command, tell=tell, stop=stop)
             else:
-                measure = function_of(MEASUREMENTS[job.kind])
+                measure = resolve_name(MEASUREMENTS[job.kind])
                 result = measure(job.settings, seed=job.seed, on_progress=on_progress)
         if result is None:
             return False

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from pkgutil import resolve_name
 
 from diffsketch.app.files import check_empty, locked, versions
 from diffsketch.app.terminal import Interrupts, LastingConsole, print_line
@@ -22,7 +23,6 @@ from paper.experiments import (
     SETTINGS,
     Experiment,
     Results,
-    function_of,
     load,
     minutes_text,
     name_of_experiment,
@@ -181,7 +181,7 @@ def _drawn(
         for count, experiment in enumerate(experiments):
             show(count / len(experiments))
             try:
-                figure = function_of(FIGURES[experiment.drawing])(experiment, results)
+                figure = resolve_name(FIGURES[experiment.drawing])(experiment, results)
             except DiffSketchError as error:
                 error.args = (f"{error} (while drawing {experiment.name})",)
                 raise

@@ -60,13 +60,6 @@ def test_steps_end_at_the_last_place_and_bars_stand_at_their_categories() -> Non
     assert [line.x for line in bars.series] == [(0.0, 1.0), (1.0,)]
 
 
-@pytest.mark.parametrize(("least", "log"), [(0.1, True), (0.5, False)])
-def test_an_axis_is_logarithmic_where_heights_are_far_apart(least: float, log: bool) -> None:
-    (plot,) = plots_of(point("one", 1.0, least), point("one", 2.0, 2.0),
-                       y={"field": "y", "label": "y", "log": "wide"})  # fmt: skip
-    assert plot.y.log is log
-
-
 def test_the_legend_says_what_epsilons_are_worth_only_where_all_are_alike() -> None:
     client = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
     epsilons = [Epsilon(1.0, 0.0, 1, Basis.CLAIMED, scope) for scope in (COORDINATE, client)]

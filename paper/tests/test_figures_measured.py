@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,6 @@ from paper.experiments import (
     Experiment,
     Measurement,
     Results,
-    function_of,
     load,
 )
 from paper.figures import SECURE_SUM
@@ -164,7 +164,7 @@ SHAPES: dict[str, Any] = {"task": "mnist", "method": "none", "rounds": 5, "vecto
 
 def measured_for(experiment: Experiment) -> Results:
     return {
-        job: function_of(MEASUREMENTS[job.kind])(
+        job: resolve_name(MEASUREMENTS[job.kind])(
             job.settings, seed=job.seed, on_progress=lambda _: None
         )
         for job in experiment.jobs
