@@ -1,11 +1,11 @@
 """The paper, judged: its figures and tables as settings (TOML), run, cached and drawn.
 
 `experiments` reads the settings files; `jobs` does the work in them, and keeps the results;
-`measurements` and `audits` measure what is no training run. `figures_trained`, `figures_private`,
-`figures_measured` and `free` turn results into records, of which `figures` makes the plots, tables
-and facts that `figures.toml` describes; `claims` judges what `claims.toml` has, by `rules`;
-`document` makes the page, the Markdown and `results.json`, which `recorded` reads back; `reproduce`
-does what the command `python -m paper` asks for.
+`measurements` and `audits` measure what is no training run. `figures_trained` and
+`figures_measured` turn results into records, of which `figures` makes the plots, tables and facts
+that `figures.toml` describes; `claims` judges what `claims.toml` has, by `rules`, `facts` and
+`calculations`; `document` makes the page and the Markdown, `recorded` writes `results.json` and
+reads it back; `reproduce` does what the command `python -m paper` asks for.
 
 `repaired` has the paper's appended noise with a proof, and with it the method `diffsketch-proven`,
 `readings` what the paper may also mean by alpha, and Gaussian noise; `python -m paper.run` is

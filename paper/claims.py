@@ -81,7 +81,6 @@ _MEANINGS = {
     "claimed_sum": meaning(Basis.CLAIMED, SECURE_SUM),
     "proven_sum": meaning(Basis.PROVEN, SECURE_SUM, delta=_DELTA),
     "audited": f"(claimed, and measured lower bounds; {COORDINATE}; one round, the audit's delta)",
-    "client": str(_CLIENT),
 }
 
 

@@ -29,7 +29,7 @@ class Statement:
     """A claim of the paper, as `claims.toml` has it; the file says what each field is for."""
 
     name: str  # unique
-    label: str  # a few words, for the scoreboard
+    label: str  # a few words, for tables
     quote: str  # the paper's words
     where: str  # in the paper
     figure: str = ""  # the experiment that shows it; the first of `experiments` if empty

@@ -63,19 +63,14 @@ def case_of(audit: Measured) -> Record:
     best = data["best_possible"]  # None where it is not known, without a number if unlimited
     limit = None if best is None else best["epsilon"]
     proven = stated.basis is Basis.PROVEN
-    # More than is stated, if anything is, or than the exact limit of what is proven.
-    refuted = stated.basis is not Basis.NONE and float(measured) > float(stated)
-    beyond = proven and limit is not None and float(measured) > limit
     return {
         **data,
         **audit.settings,
         "name": audit.name,
-        "differs": data["change"],
         "change": _CHANGES.get(str(data["change"]), "one coordinate"),
         "scope": str(measured.scope),
         "basis": str(stated.basis),
         "proven": proven,
-        "wrong": refuted or beyond,
         "stated": stated,
         "measured": measured,
         # Infinite where nobody says anything.

@@ -182,7 +182,7 @@ def _pairs(panels: Mapping[str, Sequence[Record]], ours: str) -> list[Record]:
         wide = 2 * (spread or 0.0) / math.sqrt(len(gaps))
         points = {"points": 100 * gap, "low": 100 * (gap - wide), "high": 100 * (gap + wide)}
         pairs.append({
-            **first, **points, "other": second["line"], "other_method": second["method"],
+            **first, **points, "other": second["line"],
             "other_accuracy": second["accuracy"], "gap": gap, "gap_spread": spread,
             "points_spread": spread and 100 * spread, "runs": len(gaps),
         })  # fmt: skip
