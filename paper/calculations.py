@@ -18,7 +18,7 @@ from diffsketch.sketch import CountSketch, SketchKey
 from paper.bounds import expected_gap, lemma1_error, padding_for, theorem2
 
 _ALPHA = 1.645  # the 90th percentile of a Gaussian's sizes, in standard deviations
-_DELTA = 1e-5
+DELTA = 1e-5
 _KEY = SketchKey.from_integer(5)
 
 
@@ -50,13 +50,13 @@ def noise_ratio(dim: int, rows: int, cols: int, epsilon: float) -> float:
 def _cpsgd(levels: int, trials: int, cohort: int) -> BinomialMechanism:
     """The mechanism of cpSGD on the paper's vectors."""
     return BinomialMechanism(dim=7850, clip=1.0, limit=1.0, levels=levels, trials=trials,
-                             cohort=cohort, delta=_DELTA)  # fmt: skip
+                             cohort=cohort, delta=DELTA)  # fmt: skip
 
 
 def cpsgd_epsilon(cohort: int, levels: int, trials: int) -> float:
     """The epsilon that cpSGD's theorem proves; infinite if none."""
     claim = _cpsgd(levels, trials, cohort).claim
-    return float(claim.epsilon(delta=_DELTA, rounds=1))
+    return float(claim.epsilon(delta=DELTA, rounds=1))
 
 
 def cpsgd_bits(cohort: int, levels: int, trials: int) -> int:

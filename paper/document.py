@@ -80,7 +80,7 @@ def page_of(
     reading = tuple(each.format(panels=claims.panels_note()) for each in text["reading-text"])
     sections.append(Section("reading", text["reading"], text=reading))
     later = Counter(made.sources.values())
-    last_seed = max(job.seed for experiment, _ in figures for job in experiment.jobs)
+    last_seed = max((job.seed for experiment, _ in figures for job in experiment.jobs), default=0)
     origin = {
         "Made by": f"`{made.command}`",
         "with": ", ".join(

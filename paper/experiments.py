@@ -19,7 +19,7 @@ Keys of a file; all but those marked are required:
   if not given); `settings` (a table, empty if not given), which the measurement checks itself.
 * `[options]` (optional): for the drawing.
 
-There is a `[[run]]` or a `[[measure]]` at least. Settings of runs are completed with what their
+A file without either is calculated as it is drawn. Settings of runs are completed with what their
 task and method have, so that the same run is found to be the same in two files. `--quick` takes one
 seed, and a tenth of the rounds and trials.
 """
@@ -72,7 +72,6 @@ MEASUREMENTS = {
     "distributions": "paper.measurements:measure_distributions",
     "local-epsilon": "paper.measurements:measure_local_epsilon",
     "datasets": "paper.measurements:measure_datasets",
-    "cpsgd-parameters": "paper.measurements:measure_cpsgd",
     "masks": "paper.measurements:measure_masks",
     "audit": "paper.audits:measure_audit",
     "successor": "paper.audits:measure_audit",

@@ -60,7 +60,7 @@ def draw(experiment: Experiment, records: Records, **fields: Any) -> Figure:
     no record has is left out.
     """
     entry, seeds = texts()[experiment.drawing], experiment.seeds
-    if not experiment.variants:  # measurements may have seeds of their own
+    if experiment.measurements and not experiment.variants:  # which may have seeds of their own
         seeds = len(experiment.jobs_of(experiment.measurements[0]))
     count = "one seed" if seeds == 1 else f"{seeds} seeds"
     shared = {**fields, **experiment.options, "seeds": count}

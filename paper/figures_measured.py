@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from diffsketch.privacy.claim import Basis, Epsilon, Trust, Unit
+from diffsketch.privacy.claim import Basis, Epsilon, Unit
+from diffsketch.privacy.mechanisms.binomial import PAPER_SETTINGS
+from paper.calculations import DELTA, cpsgd_bits, cpsgd_epsilon
 from paper.experiments import Experiment, Results
 from paper.figures import (
     COORDINATE,
@@ -24,7 +25,6 @@ from paper.figures import (
     share_of,
     texts,
 )
-from paper.projections import KeyTrust, SecretScope
 
 _CHANGES = {
     "alpha": "one coordinate: alpha or -alpha",
@@ -41,12 +41,7 @@ def claimed_epsilon(value: float | None) -> Epsilon | None:
 
 def epsilon_of(data: Mapping[str, Any]) -> Epsilon:
     """The epsilon that an audit wrote, with all that it means."""
-    secret = data["trust"] in list(KeyTrust)
-    trust = Trust.LOCAL if secret else data["trust"]
-    stated = {"simulated": False, **data, "value": data["epsilon"], "trust": trust}
-    epsilon = Epsilon.from_json(stated)
-    scope = SecretScope(epsilon.scope.unit, epsilon.scope.relation)
-    return replace(epsilon, scope=scope) if secret else epsilon
+    return Epsilon.from_json({"simulated": False, **data, "value": data["epsilon"]})
 
 
 # --- audits ----------------------------------------------------------------------------------
@@ -278,25 +273,22 @@ def draw_datasets(experiment: Experiment, results: Results) -> Figure:
     return draw(experiment, {"rows": rows})
 
 
-def draw_cpsgd(experiment: Experiment, results: Results) -> Figure:
+def draw_cpsgd(experiment: Experiment, _: Results) -> Figure:
     """The paper's k and m, the bits that they take, and what cpSGD's theorem says of them.
 
-    The first measurement's vectors and its first cohort are the paper's.
+    All of it is calculated: for the devices of a round, and for all that there are.
     """
-    sums: list[Record] = []
-    for vectors in measured_of(experiment, results):
-        delta = vectors.first["delta"]
-        for row, few in ((row, row["cohorts"][0]) for row in vectors.first["rows"]):
-            for cohort in row["cohorts"]:
-                value, basis = cohort["epsilon"], Basis.PROVEN
-                if value is None:
-                    value, basis = math.inf, Basis.NONE
-                sums.append({
-                    **row, **cohort, "vectors": vectors.name, "compression": 32 / row["bits"],
-                    "claimed": Epsilon(row["claimed"], delta, 1, Basis.CLAIMED, SECURE_SUM),
-                    "proven": Epsilon(value, delta, 1, basis, SECURE_SUM),
-                    "target": f"{row['claimed']:g}",
-                    "paper": cohort is few and vectors.name == experiment.measurements[0].name,
-                })  # fmt: skip
-    proofs = sum(row["epsilon"] is not None for row in sums if row["paper"])
-    return draw(experiment, {"sums": sums, "all": [{"proofs": proofs}]})
+    rows: list[Record] = []
+    for row in PAPER_SETTINGS:
+        code = {"levels": row.levels, "trials": row.trials}
+        proven = {}
+        for name, cohort in (("round", 10), ("everyone", 6000)):
+            value = cpsgd_epsilon(cohort, **code)
+            basis = Basis.PROVEN if value < math.inf else Basis.NONE
+            proven[name] = Epsilon(value, DELTA, 1, basis, SECURE_SUM)
+        rows.append({
+            **row._asdict(), **proven, "target": f"{row.claimed:g}",
+            "bits_needed": cpsgd_bits(10, **code), "compression": 32 / row.bits,
+            "claimed": Epsilon(row.claimed, DELTA, 1, Basis.CLAIMED, SECURE_SUM),
+        })  # fmt: skip
+    return draw(experiment, {"rows": rows})

@@ -7,10 +7,9 @@ told the share that is done, and may raise to interrupt.
 
 from __future__ import annotations
 
-import bisect
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -27,7 +26,6 @@ from diffsketch.files import finite
 from diffsketch.methods import Method
 from diffsketch.methods.base import Encoder
 from diffsketch.methods.plain import PlainSketch
-from diffsketch.privacy.mechanisms.binomial import PAPER_SETTINGS, BinomialMechanism
 from diffsketch.privacy.noise import Noise
 from diffsketch.privacy.theorems import claimed_per_round, estimates
 from diffsketch.sketch import CountSketch, SketchKey
@@ -253,64 +251,6 @@ def measure_masks(settings: Given, *, seed: int, on_progress: Progress) -> Found
         "message_bytes": method.wire_bytes,
         "mask_bytes": mask if simulation.algorithm.correction == "shared" else 0,
     }
-
-
-# --- the paper's parameters of cpSGD ---------------------------------------------------------
-
-_MOST_TRIALS = 1 << 40
-
-
-class _Cpsgd(MeasurementSettings):
-    dim: Whole
-    cohorts: Wholes  # numbers of workers in a secure sum
-    delta: float
-    limit: float  # of a coordinate
-    clip: float  # of a vector's norm
-
-
-def measure_cpsgd(settings: Given, *, seed: int, on_progress: Progress) -> Found:
-    """The cost of each row of the paper's table, and what cpSGD's theorem says about it."""
-    del seed  # nothing is random
-    options = _Cpsgd.read(settings)
-    rows = []
-    for row in PAPER_SETTINGS:
-        fixed = options.model_dump(exclude={"cohorts"})
-        fixed |= {"levels": row.levels, "trials": row.trials}
-        sums = [BinomialMechanism(**fixed, cohort=cohort) for cohort in options.cohorts]
-        cohorts = [_of_sum(mechanism, row.claimed) for mechanism in sums]
-        rows.append({**row._asdict(), "bits_needed": sums[0].bits, "cohorts": cohorts})
-    on_progress(1.0)
-    return {"delta": options.delta, "rows": rows}
-
-
-def _of_sum(mechanism: BinomialMechanism, target: float) -> Found:
-    """Apply the theorem to the sum of a cohort's messages, and find what the target would take."""
-    trials = least_trials(mechanism, target)
-    return {
-        "cohort": mechanism.cohort,
-        "epsilon": finite(_epsilon_of(mechanism)),
-        "trials_needed": trials,
-        "bits_then": None if trials is None else replace(mechanism, trials=trials).bits,
-    }
-
-
-def _epsilon_of(mechanism: BinomialMechanism) -> float:
-    return float(mechanism.claim.epsilon(delta=mechanism.delta, rounds=1))
-
-
-def least_trials(mechanism: BinomialMechanism, target: float) -> int | None:
-    """The fewest trials of each worker for which the theorem gives an epsilon of at most `target`.
-
-    None if none up to 2**40 suffice.
-    """
-
-    def suffices(trials: int) -> bool:
-        return _epsilon_of(replace(mechanism, trials=trials)) <= target
-
-    # The epsilon falls with the trials: first False, then True.
-    choices = range(1, _MOST_TRIALS + 1)
-    place = bisect.bisect_left(choices, True, key=suffices)
-    return choices[place] if place < len(choices) else None
 
 
 # --- what Theorem 1 claims for every message -------------------------------------------------

@@ -1,10 +1,9 @@
-"""Measurements: of vectors, masks, messages and cpSGD's parameters."""
+"""Measurements: of vectors, masks and messages."""
 
 from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ import torch
 from diffsketch.app.build import build
 from diffsketch.app.settings import RunConfig
 from diffsketch.errors import ArgumentError
-from diffsketch.privacy.mechanisms.binomial import BinomialMechanism
 from diffsketch.privacy.noise import FastNoise
 from diffsketch.privacy.theorems import theorem1
 from diffsketch.sketch import CountSketch, SketchKey
@@ -25,8 +23,6 @@ from paper.measurements import (
     Whole,
     Wholes,
     claims_of,
-    least_trials,
-    measure_cpsgd,
     measure_distributions,
     measure_local_epsilon,
     measure_masks,
@@ -247,28 +243,3 @@ def test_proven_of_the_repaired_padding() -> None:
     assert proven_of(sketch, own(3), padding=0, seed=0) is None
     assert proven_of(sketch, own(0), padding=7850, seed=0) is None
     assert proven_of(sketch, own(3), padding=100, seed=0) is None  # fewer numbers than cells
-
-
-MECHANISM = BinomialMechanism(
-    dim=7850, clip=1.0, limit=1.0, levels=12, trials=4, cohort=10, delta=1e-5
-)
-CPSGD = {"dim": 7850, "cohorts": "10, 6000", "delta": 1e-5, "limit": 1.0, "clip": 1.0}
-
-
-def test_fewest_trials_suffice_and_one_less_does_not() -> None:
-    trials = least_trials(MECHANISM, 5.0)
-    assert trials is not None
-    for count, enough in ((trials, True), (trials - 1, False)):
-        claim = replace(MECHANISM, trials=count).claim
-        assert (float(claim.epsilon(delta=1e-5, rounds=1)) <= 5.0) is enough
-    assert least_trials(replace(MECHANISM, delta=1e-300), 1e-9) is None
-
-
-def test_theorem_is_applied_to_the_sum_of_a_cohort() -> None:
-    found = measure_cpsgd(CPSGD, seed=0, on_progress=lambda _: None)
-    json.dumps(found, allow_nan=False)
-    few, everyone = found["rows"][0]["cohorts"]
-    assert (few["cohort"], few["epsilon"]) == (10, None)
-    assert (few["trials_needed"], few["bits_then"]) == (least_trials(MECHANISM, 5.0), 10)
-    assert 0 < everyone["epsilon"] < 5
-    assert found["rows"][0]["bits_needed"] == 4
