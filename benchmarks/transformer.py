@@ -152,7 +152,7 @@ class Sketched:
         for memory, vector, kept, message in zip(
             self._memories, vectors, mixed, messages, strict=False
         ):
-            memory.keep(vector, kept, self._method.mean_table(message, 1), seed)
+            memory.keep(vector, kept, message, seed, self._method)
         total = self._rounded_again(messages.sum(0), seed)
         estimate = self._method.decode(total, seed, count=self._workers)
         self._method, self._round = self._method.after(total, count=self._workers), self._round + 1
