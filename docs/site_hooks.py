@@ -26,6 +26,7 @@ TRAINING = (
     "tasks.Task", "tasks.load_task", "rounds.FedAvg", "rounds.DistributedSGD",
     "simulation.Simulation",
 )  # fmt: skip  # public, and imported where they are needed only
+INHERITED = {"NoiseKey": "from_integer", "SketchKey": "from_integer"}  # of a base without a page
 BASELINES = ("CpSgd", "DiffSketch", "RawLaplace", "SketchLaplace")  # of papers: last on their page
 
 
@@ -96,7 +97,9 @@ def reference_page(package: griffe.Object | griffe.Alias, name: str) -> str:
         if member.is_function or member.is_class:
             if not member.docstring:
                 raise PluginError(f"diffsketch.{name}.{export} has no docstring")
-            parts.append(f"::: diffsketch.{name}.{export}")
+            shown = INHERITED.get(str(export))
+            options = f"\n    options: {{ inherited_members: [{shown}] }}" if shown else ""
+            parts.append(f"::: diffsketch.{name}.{export}{options}")
     return "\n\n".join(parts)
 
 
