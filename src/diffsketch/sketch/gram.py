@@ -88,7 +88,7 @@ def _count_coordinates(start, stop, cols, words, codes, counts):
             bits = mix64(at, words[0], words[1])
             low, high = at & uint64(0xFFFFFFFF), at >> uint64(32)
             for j in range(codes.shape[1]):
-                # As `hashing._pairwise`; the products wrap around on purpose.
+                # As `hashing.hash_rows`; the products wrap around on purpose.
                 h = words[2 + 3 * j] * low + words[3 + 3 * j] * high + words[4 + 3 * j]
                 column = ((h >> uint64(32)) * uint64(cols)) >> uint64(32)
                 codes[i, j] = (column << uint64(1)) | (bits >> uint64(j) & uint64(1))

@@ -29,7 +29,7 @@ def _hash_signs(keys, block, runs, words, bits, numbers, places):
             into, slot = keys[k] - number * size, number // run_count
             numbers[k], places[k] = number - slot * run_count, slot * size + into
             h = mix64(number, first_key, second_key)
-            # The top bit of `a * into + c` in 32 bits, as in `hashing._blocked`.
+            # The top bit of `a * into + c` in 32 bits, as in `hashing.hash_rows`.
             turn = uint32((h >> uint64(32)) * into + h) >> uint32(31)
             # All ones or all zeros: the bit of every row.
             lower[k] = upper[k] = uint32(0) - turn
