@@ -7,9 +7,8 @@ that `figures.toml` describes; `claims` judges what `claims.toml` has, by `rules
 `calculations`; `document` makes the page and the Markdown, `recorded` writes `results.json` and
 reads it back; `reproduce` does what the command `python -m paper` asks for.
 
-`repaired` has the paper's appended noise with a proof, and with it the method `diffsketch-proven`,
-`readings` what the paper may also mean by alpha, and Gaussian noise; `python -m paper.run` is
-`diffsketch run` with all of them. `bounds` has Lemma 1 and Theorem 2.
+`methods` has the paper's appended noise with a proof, and what the paper may also mean by alpha and
+by its noise. `bounds` has Lemma 1 and Theorem 2.
 
 Of other papers: `projections` (the Sketched Gaussian Mechanism, Gaussian mixing). What only audits
 here need: `inversion` and `secret_hashes`.
@@ -29,7 +28,7 @@ METHODS = {
 }  # fmt: skip
 """Methods of this package that runs may have, each with the library's that it is a form of.
 
-`repaired` and `readings` register them.
+`paper.methods` registers them.
 """
 
 for _name in METHODS:

@@ -19,14 +19,13 @@ import numpy as np
 from torch import Tensor
 
 from diffsketch.auditing import Case, Game, Neighbours, audit, every_trial
-from diffsketch.auditing.attacks import Attack, Numbers, weighted
+from diffsketch.auditing.attacks import weighted
 from diffsketch.auditing.audits import PURE_DELTA
-from diffsketch.auditing.cases import ALPHA, bare_secret, bare_unknown
+from diffsketch.auditing.cases import bare_secret, bare_unknown
 from diffsketch.auditing.releases import KEY, Silent, likelihood_ratio
 from diffsketch.errors import ArgumentError, check
-from diffsketch.files import finite
 from diffsketch.methods import Method, build_method
-from diffsketch.methods.paper import DiffSketch, LaplaceBaseline
+from diffsketch.methods.paper import DiffSketch
 from diffsketch.privacy.accounting.events import gaussian_epsilon
 from diffsketch.privacy.claim import NoClaim, PaperClaim, Relation, Scope, Trust, Unit
 from diffsketch.privacy.theorems import estimate_alpha, estimates, theorem1
@@ -42,10 +41,8 @@ from paper.measurements import (
     simulation_of,
 )
 from paper.projections import projection_cases
-from paper.secret_hashes import epsilon_bound
 
 Change = Literal["alpha", "largest", "client"]
-_DELTA = 0.01  # of claims about Gaussian noise
 _CLIENT = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
 _SEED = KEY.seed(0)  # the hashes are public, and some claims depend on them
 _UNLIMITED = 1e9  # an epsilon that is claimed for every message, which so gets no Laplace noise
@@ -53,8 +50,6 @@ TITLES = {
     "padded": "DiffSketch where Theorem 1 asks for no noise, {rows} x {cols}, {how}",
     "laplace": "Laplace noise on the gradient, {how}",
     "sketch-laplace": "Laplace noise on tables, {rows} x {cols}, {how}",
-    "diffsketch-proven": "DiffSketch repaired, {rows} x {cols}, {padding}n appended",
-    "sketch-gaussian": "Gaussian noise on clipped tables, {rows} x {cols}",
 }
 """Titles of the audits of a method's message, noise and all, by `case`, the method's name."""
 BARE: Mapping[str, Callable[[], Case]] = {"bare-unknown": bare_unknown, "bare-secret": bare_secret}
@@ -76,11 +71,6 @@ class _Padded(MeasurementSettings):
     padding: Whole  # in lengths of the vector
 
 
-class _SecretHashes(MeasurementSettings):
-    case: str
-    tables: str  # "dim rows cols" of each, with commas between them
-
-
 def measure_audit(settings: Given, *, seed: int, on_progress: Progress) -> Found:
     """One audit: a lower bound on epsilon, beside what is claimed or proven.
 
@@ -89,19 +79,14 @@ def measure_audit(settings: Given, *, seed: int, on_progress: Progress) -> Found
     compression; a bare sketch, 5 x 2 of 2,000 unknown Gaussian coordinates, with public and with
     secret hashes (`bare-unknown`, `bare-secret`); or a projection (`paper.projections`). `padding`
     is in lengths of the vector; Laplace noise is for the epsilon `per_round`, with `clip` in the
-    proven form and without in the paper's, which takes alpha from the vector. No trials have
-    `secret-hashes`, which is calculated for `tables`, and `inversion` (`paper.inversion`).
+    proven form and without in the paper's, which takes alpha from the vector. `inversion` has no
+    trials (`paper.inversion`).
     """
     name, projections = str(settings.get("case")), projection_cases()
-    cases = (*BARE, *TITLES, *projections, "secret-hashes", "inversion")
+    cases = (*BARE, *TITLES, *projections, "inversion")
     check(name in cases, "case", f"be one of {', '.join(cases)}", name)
     if name == "inversion":
         return measure_inversion(settings, seed=seed, on_progress=on_progress)
-    if name == "secret-hashes":
-        tables = _SecretHashes.read(settings).tables.split(",")
-        calculated = [_secret(*(int(number) for number in table.split())) for table in tables]
-        on_progress(1.0)
-        return {"secret": calculated, "delta": PURE_DELTA}
     options = AuditSettings.read(settings)
     if name in TITLES:
         case = case_of(options, _gradients(options.round, seed=seed))
@@ -133,28 +118,17 @@ def _gradients(round_index: int | None, *, seed: int) -> Tensor:
     return seen.vectors[heights.argsort(descending=True)]
 
 
-def _secret(dim: int, rows: int, cols: int) -> Found:
-    """Theorem 1's claim and the proven bound, hashes being secret."""
-    claimed = theorem1(dim, rows, cols, alpha=ALPHA, sigma=1.0).epsilon(delta=0.0, rounds=1)
-    bound = epsilon_bound(dim, rows, cols, alpha=ALPHA, delta=PURE_DELTA)
-    table = f"{rows} x {cols} of {dim:,}"
-    return {"table": table, "claimed": finite(float(claimed)), "bound": finite(bound)}
-
-
 def case_of(settings: AuditSettings, vectors: Tensor) -> Case:
     """The case of an audit: of the first of these gradients, and another worker's."""
     name, change, dim = settings.case, settings.change, vectors.shape[1]
     more: dict[str, Any] = dict(settings.model_extra or {})
     if change is None:
         raise ArgumentError("change must be given")
-    kind, how = name, "clipped" if "clip" in more else "as the paper has it"
-    absolute = dict(more)
+    kind, how, absolute = name, "clipped" if "clip" in more else "as the paper has it", more
     if name == "padded":
         lengths = _Padded.read(more).padding
         how = f"{lengths}n appended" if lengths else "bare"
-        kind, absolute["per_round"] = "diffsketch", _UNLIMITED
-    if "padding" in more:
-        absolute["padding"] *= dim
+        kind, absolute = "diffsketch", more | {"padding": lengths * dim, "per_round": _UNLIMITED}
     method = build_method(kind, dim=dim, cohort=1, settings=absolute)
     title = TITLES[name].format(how=how, **more)
     # An audit's random numbers are those of its name.
@@ -194,41 +168,24 @@ def of_message(
         for vector in (neighbours.first, neighbours.second)
     )
     claim, mu = method.claim_for(1, _SEED), None
+    attack = likelihood_ratio(method, neighbours, (first, second))
     if isinstance(method, DiffSketch):
         alpha, sigma = (float(value) for value in estimates(neighbours.first))
         claim = theorem1(method.sketch.dim, method.rows, method.cols, alpha=alpha, sigma=sigma)
         long = isinstance(claim, PaperClaim)
         check(long, "padding", "be so long that Theorem 1 claims something", method.padding)
-        mu, shift = math.inf, first - second
+        mu = math.inf
         if method.padding:
-            mu = math.sqrt(float(shift @ _over_noise(method, shift))) / sigma
-    if change == "client" and claim.scope.unit is Unit.COORDINATE:
+            shift = first - second
+            over_noise = np.linalg.solve(
+                gram(method.sketch, _SEED, method.dim, method.sketch.dim), shift
+            )
+            mu, attack = math.sqrt(float(shift @ over_noise)) / sigma, weighted(over_noise)
+    if change == "client":
         claim = NoClaim(_CLIENT, "what is claimed is about one coordinate")
         mu = None  # of two clients the appended noise differs, too, and no formula is known
     protocol = every_trial(lambda inputs, noise, _: method.encode(inputs, _SEED, noise).messages)
-    is_pure = isinstance(method, DiffSketch | LaplaceBaseline)
     return Case(
-        name, title, claim, Game(protocol, neighbours),
-        (ratio_of(method, neighbours, (first, second)),),
-        deltas=(PURE_DELTA if is_pure else _DELTA,), simulated=True,
-        limit=None if mu is None else lambda _, delta: gaussian_epsilon(mu, delta),
+        name, title, claim, Game(protocol, neighbours), (attack,), deltas=(PURE_DELTA,),
+        simulated=True, limit=None if mu is None else lambda _, delta: gaussian_epsilon(mu, delta),
     )  # fmt: skip
-
-
-def ratio_of(method: Method, neighbours: Neighbours, noiseless: tuple[Numbers, Numbers]) -> Attack:
-    """The score for a method's noise on messages, one after the other, that are these without it.
-
-    Numbers beside the messages have the weights of their differences.
-    """
-    if not getattr(method, "padding", 0):
-        return likelihood_ratio(method, neighbours, noiseless)
-    return weighted(_over_noise(method, noiseless[0] - noiseless[1]))
-
-
-def _over_noise(method: Any, shifts: Numbers) -> Numbers:
-    """The shifts of tables, one after the other, times the inverse covariance of their noise."""
-    covariance = gram(method.sketch, _SEED, method.dim, method.sketch.dim)
-    weights, size = shifts.copy(), len(covariance)
-    tables = weights[: len(weights) // size * size].reshape(-1, size)  # a view of the weights
-    tables[:] = np.linalg.solve(covariance, tables.T).T
-    return weights

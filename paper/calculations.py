@@ -17,7 +17,7 @@ from diffsketch.privacy.theorems import query_variance, theorem1
 from diffsketch.sketch import CountSketch, SketchKey
 from paper.bounds import expected_gap, lemma1_error, padding_for, theorem2
 
-_ALPHA = 1.645  # the 90th percentile of a Gaussian's sizes, in standard deviations
+ALPHA = 1.645  # the 90th percentile of a Gaussian's sizes, in standard deviations
 DELTA = 1e-5
 _KEY = SketchKey.from_integer(5)
 
@@ -27,7 +27,7 @@ _KEY = SketchKey.from_integer(5)
 
 def theorem_1(dim: int, rows: int, cols: int) -> float:
     """The epsilon of a Gaussian vector by Theorem 1."""
-    claim = theorem1(dim, rows, cols, alpha=_ALPHA, sigma=1.0)
+    claim = theorem1(dim, rows, cols, alpha=ALPHA, sigma=1.0)
     return float(claim.epsilon(delta=0.0, rounds=1))
 
 
@@ -42,8 +42,8 @@ def noise_ratio(dim: int, rows: int, cols: int, epsilon: float) -> float:
     With the least noise for which Theorem 1 claims the epsilon, for a Gaussian vector; Laplace
     noise has the scale `2 alpha t / epsilon`.
     """
-    length = padding_for(epsilon, dim, rows, cols, ratio=_ALPHA)
-    laplace = 2 * (2 * _ALPHA * rows / epsilon) ** 2
+    length = padding_for(epsilon, dim, rows, cols, ratio=ALPHA)
+    laplace = 2 * (2 * ALPHA * rows / epsilon) ** 2
     return math.inf if length is None else length / cols / laplace
 
 
@@ -87,7 +87,7 @@ def told_apart(dim: int, rows: int, cols: int, change: float) -> bool:
 def beyond_bound(dim: int, rows: int, cols: int) -> float:
     """The share of cells beyond 2 alpha, for a Gaussian vector."""
     table = CountSketch(dim, rows, cols).encode(_gaussian(dim), _KEY.seed(0))
-    return float((table.abs() > 2 * _ALPHA).double().mean())
+    return float((table.abs() > 2 * ALPHA).double().mean())
 
 
 def relative_error(dim: int, rows: int, cols: int) -> float:

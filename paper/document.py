@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -13,7 +12,6 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from diffsketch.app.settings import RunConfig, Value, describe
 from diffsketch.errors import check
 from diffsketch.files import prepare_output, replace_files
 from diffsketch.pages.charts import looks_of
@@ -29,8 +27,7 @@ from diffsketch.pages.exhibits import (
     to_csv,
 )
 from diffsketch.pages.pictures import picture, thumbnail
-from diffsketch.training.defaults import TASK_DEFAULTS
-from paper import METHODS, claims
+from paper import claims
 from paper.claims import Standing, Verdicts
 from paper.experiments import Experiment
 from paper.facts import Statement
@@ -212,23 +209,6 @@ def command_of(names: Sequence[str], *, reduced: bool) -> str:
     return " ".join(["python -m paper", *names, *(["--quick"] if reduced else [])])
 
 
-def run_command(settings: Mapping[str, Value], *, seed: int) -> str:
-    """The command of a training run alone, with what its task does not have anyway.
-
-    >>> run_command({"task": "mnist", "method": "none", "rounds": 10, "workers": 10}, seed=3)
-    'diffsketch run --method none --rounds 10 --seed 3'
-    """
-    fields = describe(RunConfig)
-    usual = TASK_DEFAULTS[str(settings.get("task", "mnist"))]
-    ours = settings.get("method") in METHODS
-    words = ["python", "-m", "paper.run"] if ours else ["diffsketch", "run"]
-    for name, value in settings.items():
-        default = fields[name].default
-        if value != (usual.get(name) if default is None else default):
-            words += [fields[name].flag, str(value)]
-    return shlex.join([*words, "--seed", str(seed)])
-
-
 def details_of(experiment: Experiment) -> list[Exhibit]:
     """Tables of the paper's values, of deviations, and of runs and measurements; none empty."""
     values = [
@@ -238,20 +218,15 @@ def details_of(experiment: Experiment) -> list[Exhibit]:
     ]
     if missing := [name for name, value in experiment.paper.items() if value == "not given"]:
         values.append({"name": ", ".join(missing), "value": "not given"})
-    runs = [
-        {"name": run.name, "panels": ", ".join(run.panels), "kind": run.group,
-         "seeds": len(experiment.jobs_of(run)), "settings": run_command(run.settings, seed=0)}
-        for run in experiment.variants
-    ]  # fmt: skip
-    measurements = [
-        {"name": each.name, "kind": each.kind, "seeds": len(experiment.jobs_of(each)),
-         "settings": ", ".join(f"{key} = {value}" for key, value in each.settings.items())}
-        for each in experiment.measurements
+    parts = [
+        {"name": part.name, "kind": part.kind, "seeds": len(experiment.jobs_of(part)),
+         "settings": ", ".join(f"{key} = {value}" for key, value in part.settings.items())}
+        for part in experiment.parts
     ]  # fmt: skip
     records = {
         "values": values,
         "deviations": [asdict(each) for each in experiment.deviations],
-        "parts": [*runs, *measurements],
+        "parts": parts,
     }
     command = command_of([experiment.name], reduced=experiment.reduced)
     return exhibits_of(experiment.name, texts()["details"]["exhibit"], records, command=command)

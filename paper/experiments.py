@@ -205,10 +205,14 @@ class Experiment:
         return tuple(Job(part.kind, part.settings, seed) for seed in seeds)
 
     @property
+    def parts(self) -> tuple[Variant | Measurement, ...]:
+        """What has jobs."""
+        return (*self.variants, *self.measurements)
+
+    @property
     def named_jobs(self) -> list[tuple[str, Job]]:
         """All jobs with the names of their variants and measurements."""
-        parts: tuple[Variant | Measurement, ...] = (*self.variants, *self.measurements)
-        return [(part.name, job) for part in parts for job in self.jobs_of(part)]
+        return [(part.name, job) for part in self.parts for job in self.jobs_of(part)]
 
     @property
     def jobs(self) -> tuple[Job, ...]:
@@ -316,8 +320,7 @@ def _less(part: _Part) -> _Part:
 
 def _completed(variant: Variant, path: Path) -> Variant:
     """The variant with all that its task and method have."""
-    import paper.readings
-    import paper.repaired  # noqa: F401 - both register methods; PyTorch comes with them
+    import paper.methods  # noqa: F401 - registers them; PyTorch comes with it
     from diffsketch.app.build import settings_of_methods
     from diffsketch.app.compare import config_of
 

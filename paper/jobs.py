@@ -24,8 +24,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
-import paper.readings
-import paper.repaired  # noqa: F401 - both register methods that runs have
+import paper.methods  # noqa: F401 - registers those that runs have
 from diffsketch.app.compare import Member, config_of, run_one
 from diffsketch.app.files import read_sealed, sealed, source_digest, versions
 from diffsketch.app.pool import Stop, Tell, run_all
@@ -39,10 +38,8 @@ _FORMAT = "diffsketch result 1"
 _COMPUTING = ("app", "methods", "privacy", "sketch", "training", "wire")
 _MEASURING = ("auditing",)
 _HERE = Path(__file__).parent
-_METHODS = ("readings.py", "repaired.py")
 _OWN = (
-    "measurements.py", "bounds.py", "audits.py", "inversion.py", "secret_hashes.py",
-    "projections.py",
+    "measurements.py", "audits.py", "inversion.py", "projections.py",
 )  # fmt: skip
 
 
@@ -115,7 +112,7 @@ class Store:
 def made_by(kind: str) -> dict[str, str]:
     """Versions and source that the results of jobs of a kind depend on besides their settings."""
     here = versions()
-    source = source_digest(*_COMPUTING) + source_digest(*_METHODS, root=_HERE)
+    source = source_digest(*_COMPUTING) + source_digest("methods.py", root=_HERE)
     if kind != RUN:
         source += source_digest(*_MEASURING) + source_digest(*_OWN, root=_HERE)
     compared = {name: here[name] for name in ("diffsketch", "torch", "numpy", "machine")}

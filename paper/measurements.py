@@ -36,8 +36,7 @@ from diffsketch.training.simulation import Simulation
 from diffsketch.training.state import RoundResult
 from diffsketch.training.tasks import load_task
 from paper.experiments import mistake_text
-from paper.readings import signed_alpha
-from paper.repaired import ProvenDiffSketch
+from paper.methods import ProvenDiffSketch, signed_alpha
 
 Progress = Callable[[float], None]
 Given = Mapping[str, Any]

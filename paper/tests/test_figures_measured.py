@@ -38,8 +38,7 @@ COMMON: dict[str, Any] = {"round": 2, "trials": 1000, "confidence": 0.99}
 BARE = {**COMMON, "case": "padded", "rows": 7, "cols": 2, "padding": 0, "change": "alpha"}
 TABLE = {**COMMON, "rows": 2, "cols": 5}
 PROVEN = {**TABLE, "case": "sketch-laplace", "per_round": 1.0, "clip": 0.02, "change": "largest"}
-CLIENT = {**TABLE, "case": "sketch-gaussian", "clip": 1.0, "noise_multiplier": 1.0,
-          "change": "client"}  # fmt: skip
+CLIENT = {**TABLE, "case": "sketch-laplace", "per_round": 1.0, "change": "client"}
 INVERSION: dict[str, Any] = {"case": "inversion", "batches": 1}
 
 
@@ -85,20 +84,20 @@ def test_epsilons_of_audits_are_read_with_all_that_they_mean() -> None:
     assert epsilon_of({**data, "epsilon": None}).value == float("inf")
 
 
-@pytest.mark.parametrize(("bound", "holds"), [(0.1, True), (0.3, False), (None, False)])
-def test_secret_hashes(bound: float | None, holds: bool) -> None:
-    calculated = Measurement("secret", "audit", {"case": "secret-hashes", "tables": ""})
-    whole = experiment_of("audit", "audit", seeds=1, measurements=(calculated,))
-    first = {"table": "5 x 2 of 9", "claimed": 0.2, "bound": bound}
-    second = {"table": "7 x 9 of 9", "claimed": None, "bound": 0.4}
-    drawn = checked(draw_audits(whole, {whole.jobs[0]: {"secret": [first, second], "delta": 1e-5}}))
+@pytest.mark.parametrize(("bound", "holds"), [(0.1, True), (0.3, False), (math.inf, False)])
+def test_secret_hashes(bound: float, holds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = [[2000, 5, 2], [7850, 7, 15]]
+    whole = experiment_of("audit", "audit", seeds=1, options={"secret": sizes})
+    assert draw_audits(whole, {}).facts["secret/holds"] is True
+    monkeypatch.setattr("paper.figures_measured.epsilon_bound", lambda *_, **__: bound)
+    drawn = checked(draw_audits(whole, {}))
     assert drawn.facts["secret/holds"] is holds
-    assert drawn.facts["secret/claimed/5 x 2 of 9"] == 0.2
+    assert drawn.facts["secret/claimed/5 x 2 of 2,000"] == pytest.approx(0.239, rel=0.01)
     (table,) = (one for one in drawn.exhibits if one.name == "audit-secret")
     assert isinstance(table, Table)
     assert isinstance(table.rows[0][1], Epsilon)
     assert table.rows[0][1].basis is Basis.CLAIMED
-    assert table.rows[1][1:] == (None, 0.4)  # a number, and no guarantee
+    assert table.rows[1][1:] == (None, None if bound == math.inf else bound)  # and no guarantee
 
 
 SETTINGS: dict[str, Any] = {

@@ -20,8 +20,7 @@ from diffsketch.methods.plain import Uncompressed
 from diffsketch.privacy import CohortNoise
 from diffsketch.sketch import CountSketch
 from paper.measurements import NoiseControl
-from paper.readings import DiffSketchReading
-from paper.repaired import ProvenDiffSketch
+from paper.methods import DiffSketchReading, ProvenDiffSketch
 from tests.methods import test_contract as contract
 from tests.methods import test_gate as release
 from tests.methods import test_honest as honest

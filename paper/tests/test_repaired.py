@@ -16,7 +16,7 @@ from torch import Tensor
 
 from diffsketch import SketchKey
 from diffsketch.auditing import Release, Verdict, audit
-from diffsketch.auditing.attacks import Attack
+from diffsketch.auditing.attacks import Attack, weighted
 from diffsketch.auditing.releases import KEY, PLANTS, planted
 from diffsketch.errors import ArgumentError
 from diffsketch.privacy.accounting.events import GaussianEvent, leaves
@@ -24,8 +24,7 @@ from diffsketch.privacy.claim import Claim, NoClaim, ProvenClaim
 from diffsketch.privacy.noise import FastNoise, NoiseKey
 from diffsketch.sketch.gram import gram
 from diffsketch.sketch.hashing import FAMILIES, Family
-from paper.audits import ratio_of
-from paper.repaired import MOST_CELLS, ProvenDiffSketch
+from paper.methods import MOST_CELLS, ProvenDiffSketch
 from tests.methods.test_law_of_cells import CHANCE, cut, in_pairs, noise_of, surprise_of
 from tests.methods.test_law_of_cells import DIM as LAW_DIM
 from tests.methods.test_law_of_cells import SEED as LAW_SEED
@@ -181,7 +180,13 @@ class RepairedRelease(Release):
         return int(((weights * columns).sum(axis=1) * (1 + apart)).argmax())
 
     def _attack(self, noiseless: tuple[Matrix, Matrix]) -> Attack:
-        return ratio_of(self.method, self.neighbours, noiseless)
+        method: Any = self.method
+        covariance = gram(method.sketch, KEY.seed(0), method.dim, method.sketch.dim)
+        weights, size = noiseless[0] - noiseless[1], len(covariance)
+        # Tables one after the other; numbers beside them have the weights of their differences.
+        tables = weights[: len(weights) // size * size].reshape(-1, size)
+        tables[:] = np.linalg.solve(covariance, tables.T).T
+        return weighted(weights)
 
 
 METHOD = ProvenDiffSketch(8, 2, 3, clip=1.0, padding=200, std=0.4)

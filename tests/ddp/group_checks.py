@@ -28,7 +28,7 @@ from diffsketch.methods.gate import private_mean, release_noise
 from diffsketch.privacy import Budget
 from diffsketch.privacy.claim import Trust
 from diffsketch.sketch import SketchKey
-from paper.repaired import ProvenDiffSketch
+from paper.methods import ProvenDiffSketch
 from tests.ddp.processes import (
     WORLD,
     Checks,

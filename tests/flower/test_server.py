@@ -35,7 +35,7 @@ from diffsketch.flower.records import (
 )
 from diffsketch.privacy import Budget
 from diffsketch.privacy.accounting.account import Account
-from paper import repaired
+from paper.methods import ProvenDiffSketch
 from tests.flower import network as net
 from tests.flower.network import CENTRAL, DENSE, DIM, FIRST, GAUSSIAN, KEY, PRIVATE, SKETCH, Network
 from tests.helpers import contract
@@ -86,7 +86,7 @@ def test_all_engines_run_the_same_rounds(case: contract.Case) -> None:
     assert same == (case.name in ("none", "sketch"))
 
 
-PROVEN = repaired.ProvenDiffSketch.name
+PROVEN = ProvenDiffSketch.name
 INEXACT = {"rows": 1, "cols": 4, "clip": 1.0, "padding": 99, "std": 1.0}
 
 

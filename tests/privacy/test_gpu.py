@@ -18,7 +18,7 @@ from diffsketch.privacy import (
     NoiseKey,
     NormBound,
 )
-from paper.repaired import ProvenDiffSketch
+from paper.methods import ProvenDiffSketch
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

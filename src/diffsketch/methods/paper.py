@@ -152,7 +152,7 @@ class DiffSketch(RoundedTables):
         return self._rounded(Encoded(tables, claimed, weak), noise)
 
     def _alpha_and_sigma(self, batch: Tensor) -> tuple[Tensor, Tensor]:
-        """Estimate both of each vector; `paper/readings.py` has another alpha."""
+        """Estimate both of each vector; `paper/methods.py` has another alpha."""
         return estimates(batch, validate=False)
 
     def _noise_share(self, claimed: Tensor) -> Tensor | float:  # noqa: ARG002

@@ -4,7 +4,7 @@
 so all of it is *claimed*, never proven: it averages over the data and the hashes, though privacy
 fixes the data and every worker knows the hashes; its rows share the data, so that multiplying by
 their number is no composition; it protects a single coordinate; and alpha and sigma are taken from
-the private vector. `paper/repaired.py` has what the same appended noise really gives.
+the private vector. `paper/methods.py` has what the same appended noise really gives.
 
 With alpha a bound on the coordinates and sigma their standard deviation, let
 

@@ -1,38 +1,117 @@
-"""The paper's appended noise, repaired into a mechanism with a proof.
+"""Methods of the paper that are no part of the library, by the names that runs have for them.
 
-The paper appends Gaussian numbers to the vector and sketches both together. For hashes that
-everybody knows, with the vector's coordinates clipped, the noise's standard deviation fixed
-beforehand and fresh noise in each message, this is exactly Gaussian noise on the table
-(`diffsketch.privacy.theorems`), with the covariance `std^2 G`. So two vectors that differ
-by d are told apart as well as two Gaussians of variance 1 at a distance of
-`mu = sqrt(d' S_real' G^-1 S_real d) / std`, and not better.
+`diffsketch-reading` and `sketch-laplace-signed` are readings of the paper. "The 90th percentile
+value of the gradient vector" may be that of the coordinates' sizes, which is what a bound needs and
+what the library takes, or that of the coordinates themselves. And a worker whose claim falls short
+may add "Laplacian or Gaussian noise" (Algorithm 2).
+
+`diffsketch-proven` repairs the appended noise into a mechanism with a proof. The paper appends
+Gaussian numbers to the vector and sketches both together. For hashes that everybody knows, with the
+vector's coordinates clipped, the noise's standard deviation fixed beforehand and fresh noise in
+each message, this is exactly Gaussian noise on the table (`diffsketch.privacy.theorems`), with the
+covariance `std^2 G`. So two vectors that differ by d are told apart as well as two Gaussians of
+variance 1 at a distance of `mu = sqrt(d' S_real' G^-1 S_real d) / std`, and not better.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from diffsketch.errors import check_positive, check_whole
-from diffsketch.methods import Encoded, register
+from diffsketch.errors import check, check_positive, check_whole
+from diffsketch.methods import DiffSketch, Encoded, SketchLaplace, register
 from diffsketch.methods.plain import TableMethod
 from diffsketch.privacy.accounting import events
+from diffsketch.privacy.accounting.budget import gaussian_multiplier
 from diffsketch.privacy.claim import NoClaim, Relation, Scope, SimulatedClaim, Trust, Unit
 from diffsketch.privacy.clipping import clip_coordinates
 from diffsketch.privacy.noise import Noise, float_type
 from diffsketch.privacy.theorems import factor, padded_tables
-from diffsketch.sketch import CountSketch
-from diffsketch.sketch.hashing import HashSeed, columns_and_signs
+from diffsketch.sketch import CountSketch, HashSeed
+from diffsketch.sketch.hashing import columns_and_signs
 
+_DELTA = 1e-5  # of Gaussian noise
+_READINGS = {"percentile": ("sizes", "signed"), "added": ("laplace", "gaussian")}
 MOST_CELLS = 4096
 """Tables up to this size are factored: a dense matrix of 128 MiB. Of others nothing is proven."""
 _UNIT = 2.0**-53  # of rounding
 _SCOPE = Scope(Unit.COORDINATE, Relation.REPLACE, Trust.LOCAL)
+
+
+# --- readings ----------------------------------------------------------------------------
+
+
+def signed_alpha(vectors: Tensor) -> Tensor:
+    """Return the 90th percentile of each vector's coordinates (float64); 0 where it is negative."""
+    percentiles = np.quantile(vectors.double().cpu().numpy(), 0.9, axis=-1)
+    return torch.from_numpy(percentiles).clamp(min=0).to(vectors.device)
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class DiffSketchReading(DiffSketch):
+    """DiffSketch with other readings of the paper: the arguments of `DiffSketch`, and two.
+
+    Args:
+        percentile: Whose 90th percentile alpha is: of the coordinates' sizes, or `signed`.
+        added: `laplace`, or `gaussian`: noise for `per_round` at a delta of 1e-5, of a coordinate
+            that alpha bounds. It moves a cell in each row, so a table by `2 alpha sqrt(rows)`.
+            The paper gives neither a delta nor a sensitivity; both are our choice.
+    """
+
+    percentile: Literal["sizes", "signed"] = "sizes"
+    added: Literal["laplace", "gaussian"] = "laplace"
+
+    name: ClassVar[str] = "diffsketch-reading"
+    code: ClassVar[Any] = None  # a hash of the name
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, (first, second) in _READINGS.items():
+            value = getattr(self, name)
+            check(value in (first, second), name, f"be {first} or {second}", value)
+
+    def _alpha_and_sigma(self, batch: Tensor) -> tuple[Tensor, Tensor]:
+        alpha, sigma = super()._alpha_and_sigma(batch)
+        return alpha if self.percentile == "sizes" else signed_alpha(batch), sigma
+
+    def _noise_share(self, claimed: Tensor) -> Tensor | float:
+        return 0.0 if self.added == "gaussian" else super()._noise_share(claimed)
+
+    def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
+        encoded = super()._encode(batch, seed, noise)
+        if self.added == "laplace" or encoded.noised is None:
+            return encoded
+        tables, (alpha, _) = encoded.messages, self._alpha_and_sigma(batch)
+        multiplier = gaussian_multiplier(epsilon=self.per_round, delta=_DELTA, rounds=1)
+        scales = 2 * math.sqrt(self.rows) * multiplier * alpha * encoded.noised
+        drawn = noise.normal(tuple(tables.shape), 1.0, dtype=tables.dtype).to(tables.device)
+        scales = scales.to(tables.dtype).reshape(-1, *(1,) * (tables.dim() - 1))
+        return replace(encoded, messages=torch.addcmul(tables, drawn, scales))
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class SignedSketchLaplace(SketchLaplace):
+    """Laplace noise on tables by a signed alpha: arguments of `SketchLaplace`, but no clip."""
+
+    name: ClassVar[str] = "sketch-laplace-signed"
+    code: ClassVar[Any] = None  # a hash of the name
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(self.clip is None, "clip", "not be given with a signed alpha", self.clip)
+
+    def _alpha(self, batch: Tensor) -> Tensor:
+        return signed_alpha(batch)
+
+
+# --- the appended noise, repaired ---------------------------------------------------------
 
 
 def coordinate_reach(sketch: CountSketch, seed: HashSeed, dim: int) -> float | None:
