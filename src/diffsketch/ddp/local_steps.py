@@ -360,8 +360,10 @@ class LocalSteps(SavedByState):
                 yield
         except Exception:
             coming = min(self._fragments, key=self._steps_to).mean
-            if coming is None or not coming.proven:  # None: another rank of the silo sends
-                with nullcontext() if coming is None else coming.failing():
+            if coming is None:  # another rank of the silo sends
+                raise
+            if not coming.proven:
+                with coming.failing():
                     raise
             LOGGER.exception("step %d counts with the weights as they are", self.steps + 1)
         self.step()

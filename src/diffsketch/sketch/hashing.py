@@ -241,12 +241,13 @@ def hash_rows(index: Any, words: Any, layout: SketchLayout) -> Iterator[tuple[An
     as those without a sign do; only shifts to the right have to be told apart. `words` are those of
     the seed, in the same form.
     """
-    cols, by_row = layout.cols, [words[at : at + 3] for at in range(2, len(words), 3)]
+    cols, signs, rest = layout.cols, words[:_SIGN_WORDS], words[_SIGN_WORDS:]
+    by_row = (rest[at : at + _WORDS_PER_ROW] for at in range(0, len(rest), _WORDS_PER_ROW))
     if layout.family == "pairwise":
         # Both halves of a key have a factor of their own: strongly universal for 64-bit keys
         # (Dietzfelbinger).
         low, high = index & 0xFFFFFFFF, _right(index, 32)
-        bits = mix64(index, *words[:2])  # one hash for all rows: row `j` takes its bit `j`
+        bits = mix64(index, *signs)  # one hash for all rows: row `j` takes its bit `j`
         for j, (a_low, a_high, b) in enumerate(by_row):
             yield _scaled(a_low * low + a_high * high + b, cols), _right(bits, j) & 1
         return
@@ -254,7 +255,7 @@ def hash_rows(index: Any, words: Any, layout: SketchLayout) -> Iterator[tuple[An
     block = index // size
     offset, slot = index - block * size, block // runs
     run, place = block - slot * runs, slot * size + offset
-    common = mix64(block, *words[:2])
+    common = mix64(block, *signs)
     # The upper half is the step of the block's sign sequence, the lower half its start.
     weyl = _right(_right(common, 32) * offset + common, 31)
     for first, second, _ in by_row:
