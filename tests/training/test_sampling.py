@@ -270,6 +270,26 @@ def test_orders_are_uniform() -> None:
     assert likelihood(map(tuple, own.tolist()), ORDERS) > CHANCE
 
 
+def test_neighbouring_orders_are_independent() -> None:
+    """Of passes, epochs and devices: the same hashes, one place on, would only turn an order."""
+    draws, devices, first = 4000, make_devices(*[3] * 4000), torch.tensor([0])
+    law: dict[object, float] = {(one, two): 1 / 36 for one in ORDERS for two in ORDERS}
+
+    def drawn(cohort: Tensor, epochs: int | None, index: int = 0) -> Tensor:
+        size = 3 if epochs is None else 1
+        return draw_batches(
+            devices, cohort, seed=0, round_index=index, batch_size=size, epochs=epochs
+        ).indices
+
+    for found in (
+        torch.stack([drawn(first, None, index) for index in range(draws)]),
+        drawn(first, draws),
+        drawn(torch.arange(draws), 1),
+    ):
+        orders = [tuple(order) for order in (found.reshape(draws, 3) % 3).tolist()]
+        assert likelihood(zip(orders[::2], orders[1::2], strict=True), law) > CHANCE
+
+
 def test_one_batch_of_all_examples_has_them_as_they_lie() -> None:
     devices = make_devices(3, 9, 4)
     batches = draw_batches(devices, torch.arange(3), seed=0, round_index=0, batch_size=4, epochs=2)
