@@ -69,6 +69,20 @@ def test_broken_worker_is_left_out_where_nothing_is_proven(value: float) -> None
     assert result.bytes_up == 4 * Uncompressed(DIM).wire_bytes
 
 
+def test_of_a_secret_sample_the_divisor_falls_by_the_share_that_is_left_out() -> None:
+    sampler = PoissonDevices.of(DEVICES, 4, seed=5)
+    simulation = simulate(task=spoilt(2), sampler=sampler)
+    drawn = sampler.draw(0).tolist()
+    assert 2 in drawn
+    before = simulation.weights
+    with pytest.warns(NonFiniteUpdate, match="'device-2', which are left out of the mean"):
+        result = simulation.step()
+    rest = updates(simulation, before)[[device for device in drawn if device != 2]]
+    divisor = 4 * (len(drawn) - 1) / len(drawn)
+    assert result.published.count == pytest.approx(divisor)
+    assert torch.allclose(simulation.weights, before + rest.sum(dim=0) / divisor, atol=1e-6)
+
+
 def test_broken_worker_counts_as_zeros_where_it_is_proven() -> None:
     """Its noise is there, it is counted, and the claim is that of the whole cohort."""
     simulation, healthy = simulate(LOCAL, spoilt(2)), simulate(LOCAL)
