@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -86,6 +87,29 @@ def test_a_person_moves_a_message_by_one_clip() -> None:
 
     assert 0.9 < moved(PERSONS) <= 1
     assert moved(torch.arange(10)) > 1.2
+
+
+def test_masks_of_dropout_are_new_in_each_message() -> None:
+    """Though the app seeds PyTorch, whose generator goes on as if nothing had been drawn."""
+    rows: list[Tensor] = []
+
+    class Seen(RecordGradients):
+        def pieces(self, inputs: Tensor, labels: Tensor) -> Iterator[Tensor]:
+            for piece in super().pieces(inputs, labels):
+                rows.append(piece.clone())
+                yield piece
+
+    _, inputs, labels = parts()
+    computed = Seen(nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5), nn.Linear(4, 3)))
+    method = method_of(computed.dim, "example", rate=1.0)
+    claim = method.claim_for(1, SEED)
+    for _ in range(2):
+        torch.manual_seed(0)
+        before = torch.get_rng_state()
+        Records(inputs, labels).message(computed, method, SEED, claim, charge=None)
+        assert torch.equal(before, torch.get_rng_state())
+    first, second = torch.cat(rows).chunk(2)
+    assert not torch.equal(first, second)
 
 
 def test_persons_and_units_go_together() -> None:
