@@ -240,25 +240,6 @@ def test_central_trust_substitutes_a_batch_of_none() -> None:
     assert weights.abs().max() > 0
 
 
-def test_dropout_follows_no_public_seed() -> None:
-    """The app seeds PyTorch; masks are new in each message, and its generator is left alone."""
-
-    def layer() -> nn.Module:
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(FEATURES, 8), nn.Dropout(0.5), nn.Linear(8, CLASSES))
-
-    gradients, plan = RecordGradients(layer()), ALL
-    method = FlowerPlan("gaussian", dict(plan.settings)).build(gradients.dim)
-    sums = []
-    for _ in range(2):
-        torch.manual_seed(0)
-        before, claim = torch.get_rng_state(), method.claim_for(1, KEY.seed(0))
-        sent = records_of(0).message(gradients, method, KEY.seed(0), claim, charge=None)
-        assert torch.equal(before, torch.get_rng_state())
-        sums.append(method.decode(sent, KEY.seed(0), count=1))
-    assert not torch.equal(*sums)
-
-
 @pytest.mark.parametrize(
     ("text", "make"),
     [
