@@ -257,6 +257,15 @@ def test_a_false_weight_is_refused(limit: float | None, is_refused: bool) -> Non
         assert report.refused[BAD].startswith("weight must be at most 800 here, 100 times the med")
 
 
+def test_the_usual_size_is_that_of_one_example() -> None:
+    """Who has 50 times as many sends a message 50 times as long, and is not refused for it."""
+    network = net.Network()
+    for number, examples in enumerate((8, 8, 400, 8)):
+        network.join(number, PLAN, key=KEY, config={"examples": examples})
+    (report,) = net.started(PLAN, network).reports
+    assert (len(report.present), report.refused) == (4, {})
+
+
 def test_limits_of_any_size_are_announced(caplog: pytest.LogCaptureFixture) -> None:
     net.strategy_of(PLAN)
     assert "limit" not in caplog.text
