@@ -1,17 +1,16 @@
 """The paper, judged: its figures and tables as settings (TOML), run, cached and drawn.
 
 `experiments` reads the settings files; `jobs` does the work in them, and keeps the results;
-`measurements` and `audits` measure what is no training run. `figures_trained` and
-`figures_measured` turn results into records, of which `figures` makes the plots, tables and facts
-that `figures.toml` describes; `claims` judges what `claims.toml` has, by `rules`, `facts` and
-`calculations`; `document` makes the page and the Markdown, `recorded` writes `results.json` and
-reads it back; `reproduce` does what the command `python -m paper` asks for.
+`measurements` and `audits` measure what is no training run. `drawings` turns results into records,
+of which `figures` makes the plots, tables and facts that `figures.toml` describes; `claims` judges
+what `claims.toml` has, by `rules` and `calculations`; `document` makes the page and the Markdown;
+`reproduce` does what the command `python -m paper` asks for, and writes and reads `results.json`.
 
 `methods` has the paper's appended noise with a proof, and what the paper may also mean by alpha and
-by its noise. `bounds` has Lemma 1 and Theorem 2.
+by its noise. `bounds` has Lemma 1 and Theorem 2, `secret_hashes` what is true of Theorem 1.
 
 Of other papers: `projections` (the Sketched Gaussian Mechanism, Gaussian mixing). What only audits
-here need: `inversion` and `secret_hashes`.
+here need: `inversion`.
 """
 
 import os

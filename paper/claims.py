@@ -20,8 +20,10 @@ from typing import Any, TypeAlias
 
 from diffsketch.privacy.claim import Basis, Unit
 from paper.calculations import FORMULAS
-from paper.facts import (
+from paper.figures import COORDINATE, SECURE_SUM, Fact
+from paper.rules import (
     CHANCE,
+    RULES,
     SPECS,
     Case,
     Facts,
@@ -31,8 +33,6 @@ from paper.facts import (
     meaning,
     percent,
 )
-from paper.figures import COORDINATE, SECURE_SUM, Fact
-from paper.rules import RULES
 
 NOTHING = "Nothing."
 """Text in place of a measurement, of claims that nothing here measures."""

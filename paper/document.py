@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,8 @@ from diffsketch.pages.pictures import picture, thumbnail
 from paper import claims
 from paper.claims import Standing, Verdicts
 from paper.experiments import Experiment
-from paper.facts import Statement
 from paper.figures import Fact, Figure, exhibits_of, table, texts
-from paper.recorded import Made
+from paper.rules import Statement
 
 PICTURES = "images/reproduction"
 _COLOURED = ("Laplace on sketches", "Laplace on raw gradients", "DiffSketch")
@@ -41,6 +40,16 @@ _KINDS = ("Theorem", "Figure", "Table")
 _SHOWN = 6  # plots of a figure that are not folded away
 _PLOTS = 5  # of a section that its document has
 _SMALL = 12  # rows of a table that is worth reading in the document
+
+
+@dataclass(frozen=True)
+class Made:
+    """The things that a page is made of: a command and a run."""
+
+    command: str
+    versions: Mapping[str, str]
+    sources: Mapping[str, str] = field(default_factory=dict)  # by key of a job, if another's
+    drawn_by: str = ""  # digest of the source, if it is not that of the run
 
 
 def page_of(

@@ -29,12 +29,9 @@ from diffsketch.methods.plain import PlainSketch
 from diffsketch.privacy.noise import Noise
 from diffsketch.privacy.theorems import claimed_per_round, estimates
 from diffsketch.sketch import CountSketch, SketchKey
-from diffsketch.training.data import load_shakespeare
-from diffsketch.training.defaults import TASK_DEFAULTS
 from diffsketch.training.rounds import mask_bytes
 from diffsketch.training.simulation import Simulation
 from diffsketch.training.state import RoundResult
-from diffsketch.training.tasks import load_task
 from paper.experiments import mistake_text
 from paper.methods import ProvenDiffSketch, signed_alpha
 
@@ -114,31 +111,6 @@ def observe(
         if vectors is not None:
             yield ObservedRound(vectors, result)
         on_progress((index + 1) / (last + 1))
-
-
-class _Datasets(MeasurementSettings):
-    task: str
-
-
-def measure_datasets(settings: Given, *, seed: int, on_progress: Progress) -> Found:
-    """Count devices, parameters and samples of each device of a `task`.
-
-    Samples are those before a text is divided; `trained` are those that a device trains on.
-    """
-    name = _Datasets.read(settings).task
-    task = load_task(name, seed=seed)
-    samples = trained = task.devices.sizes.numpy()
-    if name == "shakespeare":
-        roles = load_shakespeare()
-        samples = np.array([len(roles[role]) for role in task.devices.names])
-    on_progress(1.0)
-    return {
-        "devices": len(task.devices),
-        "parameters": {str(TASK_DEFAULTS[name]["model"]): task.dim},
-        "samples": {"mean": float(samples.mean()), "std": float(samples.std(ddof=1))},
-        "trained": {"mean": float(trained.mean())},
-        "test": len(task.test),
-    }
 
 
 # --- how gradients and model updates are distributed -----------------------------------------

@@ -1,27 +1,33 @@
-"""The command `python -m paper`: the jobs of the experiments, then the page."""
+"""The command `python -m paper`: the jobs of the experiments, then the page.
+
+A run's `results.json` is written with the page, and read back to draw and judge it again.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from pkgutil import resolve_name
+from typing import Any
 
-from diffsketch.app.files import check_empty, locked, versions
+from diffsketch.app.files import check_empty, locked, read_json, versions
 from diffsketch.app.terminal import Interrupts, LastingConsole, print_line
-from diffsketch.errors import ArgumentError, DiffSketchError, check
+from diffsketch.errors import ArgumentError, DiffSketchError, MismatchError, check
 from diffsketch.files import leftovers, prepare_output, replace_file
 from diffsketch.pages.exhibits import Page
 from diffsketch.pages.page import write_page
-from paper.claims import judged, summary_text
-from paper.document import command_of, notice_of, page_of, write_document
+from paper.claims import Verdicts, judged, summary_text
+from paper.document import Made, command_of, notice_of, page_of, write_document
 from paper.experiments import (
     FIGURES,
     FORMAT,
     SETTINGS,
     Experiment,
+    Job,
     Results,
     load,
     minutes_text,
@@ -29,11 +35,13 @@ from paper.experiments import (
     names,
     wall_seconds,
 )
-from paper.figures import Figure
+from paper.figures import Fact, Figure
 from paper.jobs import Failure, JobsOutcome, Store, do_jobs
-from paper.recorded import Made, recorded_results, results_json
 
 _MARK, _CACHE, _RESULTS, _ERRORS = "reproduction.json", "cache", "results.json", "errors.txt"
+
+
+_CURVE = ("round", "loss", "accuracy", "bytes_up", "bytes_down", "noised_share", "left_out")
 
 
 class JobsFailed(DiffSketchError):  # noqa: N818 - it says what happened
@@ -238,3 +246,119 @@ def _owned(output: Path, *, reduced: bool) -> Iterator[None]:
 def _count(number: int, word: str) -> str:
     plural = f"{word}es" if word.endswith("s") else f"{word}s"
     return f"{number:,} {word if number == 1 else plural}"
+
+
+# --- `results.json` -------------------------------------------------------------------------
+
+
+def results_json(
+    figures: Sequence[tuple[Experiment, Figure]],
+    results: Results,
+    *,
+    made: Made,
+    verdicts: Verdicts,
+) -> bytes:
+    """The content of `results.json`: everything that was measured, facts and verdicts.
+
+    No times of the clock are in it but in the facts, so that the same work gives the same bytes.
+    """
+
+    def fact(value: Fact) -> Fact:
+        # JSON has no word for what is not finite.
+        return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+    def keyed(job: Job) -> dict[str, Any]:
+        later = made.sources.get(job.key)
+        return {"seed": job.seed, "key": job.key, **({"source": later} if later else {})}
+
+    experiments = {}
+    for experiment, figure in figures:
+        runs = [
+            {"name": variant.name, "panels": list(variant.panels), "group": variant.group,
+             **keyed(job), **_run_record(results[job])}
+            for variant in experiment.variants
+            for job in experiment.jobs_of(variant)
+        ]  # fmt: skip
+        measurements = [
+            {"name": item.name, "kind": item.kind, "settings": dict(item.settings),
+             **keyed(job), "result": results[job]}
+            for item in experiment.measurements
+            for job in experiment.jobs_of(item)
+        ]  # fmt: skip
+        experiments[experiment.name] = {
+            "facts": {name: fact(value) for name, value in figure.facts.items()},
+            "runs": runs,
+            "measurements": measurements,
+        }
+    content = {
+        "format": FORMAT,
+        "command": made.command,
+        "versions": dict(made.versions),
+        "reduced": any(experiment.reduced for experiment, _ in figures),
+        "claims": [
+            {"name": claim.name, "claim": claim.quote, "where": claim.where,
+             "verdict": str(verdict), "measured": verdict.measured, "rule": verdict.rule}
+            for claim, verdict in verdicts.items()
+        ],
+        "experiments": experiments,
+    }  # fmt: skip
+    return json.dumps(content, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+
+def _run_record(result: Mapping[str, Any]) -> dict[str, Any]:
+    """A run; its curve has a list for each quantity, a third of the bytes of a record a round."""
+    curve = result["curve"]
+    columns = {name: [point.get(name) for point in curve] for name in _CURVE}
+    columns["epsilon"] = [point["epsilon"]["value"] for point in curve]
+    if any("drift" in point for point in curve):
+        columns["drift"] = [point.get("drift") for point in curve]
+    # The versions are those of all; every other run would repeat them.
+    summary = {name: value for name, value in result["summary"].items() if name != "versions"}
+    return {"summary": summary, "curve": columns}
+
+
+def recorded_results(
+    path: Path, experiments: Sequence[Experiment], store: Store
+) -> tuple[dict[Job, Mapping[str, Any]], Made]:
+    """Read a full run's results of all jobs; of those that it lacks, from the store.
+
+    Raises:
+        MismatchError: It is not the file of a full run, or lacks a job that the store lacks, too.
+    """
+    data, here = read_json(path), versions()["source"]
+    if data.get("format") != FORMAT or data.get("reduced") is not False:
+        raise MismatchError(
+            f"{path}: must be the results of a full run, with the format {FORMAT!r}, got "
+            f"format={data.get('format')!r}, reduced={data.get('reduced')!r}"
+        )
+    by_key = {}
+    for experiment in data["experiments"].values():
+        for run in experiment["runs"]:
+            by_key[run["key"]] = _run_of(run, experiment["facts"]), run.get("source", "")
+        for item in experiment["measurements"]:
+            by_key[item["key"]] = item["result"], item.get("source", "")
+    results: dict[Job, Mapping[str, Any]] = {}
+    sources: dict[str, str] = {}
+    for experiment, name, job in (
+        (each.name, name, job) for each in experiments for name, job in each.named_jobs
+    ):
+        result, later = by_key.get(job.key) or (store.find(job), here)
+        if result is None:
+            raise MismatchError(
+                f"{path}: lacks {experiment}, {name}, seed {job.seed}; python -m paper makes it"
+            )
+        results[job] = result
+        sources |= {job.key: later} if later else {}
+    drawn_by = "" if here == data["versions"]["source"] else here
+    return results, Made(data["command"], data["versions"], sources, drawn_by)
+
+
+def _run_of(record: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """A training run as jobs give it; of its time the mean over the seeds was kept."""
+    summary, columns = record["summary"], record["curve"]
+    points = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    for point in points:
+        point["epsilon"] = {"value": point["epsilon"]}
+    seconds = facts.get(f"seconds/{record['panels'][0]}/{record['name']}")
+    times = {} if seconds is None else {"training": seconds * summary["rounds"]}
+    return {"summary": summary, "times": times, "curve": points}

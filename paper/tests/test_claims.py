@@ -27,8 +27,7 @@ from paper.claims import (
     summary_text,
 )
 from paper.experiments import load, names
-from paper.facts import Facts, Gap, MissingFactError
-from paper.rules import RULES
+from paper.rules import RULES, Facts, Gap, MissingFactError
 from paper.tests.claim_cases import (
     CLOSE,
     FAILS,

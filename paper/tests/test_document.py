@@ -24,6 +24,7 @@ from diffsketch.pages.exhibits import (
 from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
 from paper.claims import ClaimVerdict, Standing, statements
 from paper.document import (
+    Made,
     claims_table,
     documents,
     image_link,
@@ -32,9 +33,8 @@ from paper.document import (
     write_document,
 )
 from paper.experiments import load
-from paper.facts import Statement
 from paper.figures import Figure
-from paper.recorded import Made
+from paper.rules import Statement
 from tests.pages import sample
 
 EPSILON = Epsilon(1.0, 0.0, 1, Basis.CLAIMED,

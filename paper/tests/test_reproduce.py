@@ -20,9 +20,9 @@ from diffsketch.pages.exhibits import Axis, Plot, Series
 from diffsketch.training.simulation import Simulation
 from paper.claims import ClaimVerdict, Standing, judged, statements
 from paper.experiments import Experiment, Results
-from paper.facts import Statement
 from paper.figures import Figure
 from paper.reproduce import JobsFailed, redraw, reproduce
+from paper.rules import Statement
 from paper.tests import tiny
 
 HERE = "paper.reproduce"
@@ -81,7 +81,7 @@ def test_a_page_is_made_once_and_only_what_is_damaged_again(
     assert (two["facts"]["value/tiny/0"], two["facts"]["most"]) == (3, "inf")
     for text in (
         "Figure 0", "Small it is.", "the paper says It is small.", "What is true", "Proven",
-        "diffsketch run --workers 3", "python -m paper two", "seeds 0 to 1", "torch",
+        "workers = 3", "python -m paper two", "seeds 0 to 1", "torch",
     ):  # fmt: skip
         assert text in seen, text
     assert "Reduced run" not in seen + printed

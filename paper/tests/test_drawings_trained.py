@@ -9,9 +9,9 @@ import pytest
 
 from diffsketch.pages.exhibits import Plot, Table
 from diffsketch.privacy.claim import Basis, Epsilon, Unit
+from paper.drawings import draw_trained, line_of
 from paper.experiments import Job, Measurement, PanelFields, Variant, load
 from paper.figures import Figure
-from paper.figures_trained import draw_trained, line_of
 from paper.tests.made_up import MESSAGE, checked, curve_of, experiment_of, run_of
 
 PANEL = "50x, epsilon 1"
