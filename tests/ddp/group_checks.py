@@ -321,6 +321,8 @@ def limits(rank: int) -> float | None:
     plain = mean_of(eight).mean(vector)
     scaled = mean_of(eight, scaler=Scale(65536.0)).mean(65536 * vector)
     torch.testing.assert_close(scaled, 65536 * plain)  # the limit is of what is encoded
+    half = mean_of(eight, error_feedback=True, immediate=0.5).mean(vector)
+    torch.testing.assert_close(half, plain / 2)  # of a share, with error feedback
     uneven = mean_of(PlainSketch(DIM, 1, DIM, bits=4))
     uneven.mean(vector * (100 if rank else 1))
     assert uneven.saturated is not None
