@@ -11,7 +11,7 @@ import math
 import string
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
@@ -106,15 +106,11 @@ def _evaluate(expression: str, names: Mapping[str, Any]) -> Any:
 
 
 def judged(
-    facts: Mapping[str, Mapping[str, Fact]],
-    *,
-    reduced: bool = False,
-    show: Callable[[float], None] = lambda _: None,
+    facts: Mapping[str, Mapping[str, Fact]], *, reduced: bool = False
 ) -> dict[Statement, ClaimVerdict]:
     """Each claim with its verdict on the paper's own panels, in the order of the file.
 
-    Some of the formulas take seconds; `show` is told the share that is done. A claim whose
-    experiment was not run is "not measured"; of a reduced run none is judged.
+    A claim whose experiment was not run is "not measured"; of a reduced run none is judged.
 
     Guarantees (`paper/tests/test_claims.py`): each claim can come out either way, and does
     as its facts do.
@@ -122,11 +118,8 @@ def judged(
     if reduced:
         unjudged = ClaimVerdict(Standing.NOT_JUDGED, NOTHING, _content()["reduced"])
         return dict.fromkeys(statements(), unjudged)
-    counted, verdicts = Facts(facts, _content()["readings"]), {}
-    for count, statement in enumerate(statements()):
-        show(count / len(statements()))
-        verdicts[statement] = verdict_of(statement, counted)
-    return verdicts
+    counted = Facts(facts, _content()["readings"])
+    return {statement: verdict_of(statement, counted) for statement in statements()}
 
 
 def verdict_of(statement: Statement, facts: Facts) -> ClaimVerdict:

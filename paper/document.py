@@ -29,8 +29,8 @@ from diffsketch.pages.exhibits import (
 from diffsketch.pages.pictures import picture, thumbnail
 from paper import claims
 from paper.claims import Standing, Verdicts
-from paper.experiments import Experiment
-from paper.figures import Fact, Figure, exhibits_of, table, texts
+from paper.experiments import Experiment, texts
+from paper.figures import Fact, Figure, exhibits_of, table
 from paper.rules import Statement
 
 PICTURES = "images/reproduction"

@@ -21,7 +21,7 @@ from diffsketch.training.data import load_shakespeare
 from diffsketch.training.tasks import load_task
 from diffsketch.wire.message import payload_within
 from paper.calculations import ALPHA, DELTA, cpsgd_bits, cpsgd_epsilon, theorem_1
-from paper.experiments import Experiment, PanelFields, Results, Variant
+from paper.experiments import Experiment, PanelFields, Results, Variant, texts
 from paper.figures import (
     COORDINATE,
     SECURE_SUM,
@@ -35,7 +35,6 @@ from paper.figures import (
     measured_of,
     name_of,
     share_of,
-    texts,
 )
 from paper.secret_hashes import epsilon_bound
 

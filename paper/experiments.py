@@ -3,7 +3,7 @@
 Keys of a file; all but those marked are required:
 
 * `title`, `place` ("Figure 3"), `says` (what the paper reads from it): text.
-* `drawing`: one of `FIGURES`.
+* `drawing`: an entry of `figures.toml` that says which function draws it.
 * `seeds`: how many, from 0 on; 5 if not given.
 * `[paper]` (optional): the paper's values, text by name; "not given" where it has none.
 * `[[deviation]]` (any number): `what` is done otherwise, and `why`.
@@ -31,10 +31,11 @@ import hashlib
 import json
 import math
 import re
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -53,20 +54,16 @@ SETTINGS = Path(__file__).parent / "settings"
 RUN = "run"
 """The kind of a training run; all other kinds of jobs are measurements."""
 
+
+@cache
+def texts() -> dict[str, dict[str, Any]]:
+    """The content of `figures.toml`."""
+    return tomllib.loads(Path(__file__).with_name("figures.toml").read_text("utf-8"))
+
+
 # Functions by name, imported when they are used: `--list` needs neither PyTorch nor pictures.
 FIGURES = {
-    "curves": "paper.drawings:draw_trained",
-    "choices": "paper.drawings:draw_trained",
-    "accuracy-compression": "paper.drawings:draw_trained",
-    "correction": "paper.drawings:draw_trained",
-    "privacy-communication": "paper.drawings:draw_claims",
-    "local-epsilon": "paper.drawings:draw_claims",
-    "audit": "paper.drawings:draw_audits",
-    "successors": "paper.drawings:draw_audits",
-    "distributions": "paper.drawings:draw_distributions",
-    "free": "paper.drawings:draw_trained",
-    "datasets": "paper.drawings:draw_datasets",
-    "cpsgd-parameters": "paper.drawings:draw_cpsgd",
+    name: f"paper.drawings:{entry['draw']}" for name, entry in texts().items() if "draw" in entry
 }
 MEASUREMENTS = {
     "distributions": "paper.measurements:measure_distributions",
@@ -334,13 +331,9 @@ def _completed(variant: Variant, path: Path) -> Variant:
 
 # How long jobs take, roughly: for their order, for the time that is left, and for `--list`.
 # Measured on one core of a server of 2023. Nothing but the display and the order depends on it.
-_BEGIN = 0.3  # seconds of any job: data, model, files
+_BEGIN = 0.8  # seconds of any job: data, model, files, evaluations
 _PROCESS = 4.0  # seconds of a process: imports
-_MEASUREMENT = 2.0  # seconds of one that trains nothing
-_DEVICE = {"mnist": 0.03, "mnist-devices": 0.03, "shakespeare": 180.0}  # milliseconds of a round
-_EVALUATION = {"mnist": 10.0, "mnist-devices": 10.0, "shakespeare": 300.0}
-_MESSAGE = {"none": 0.0, "sketch": 0.02, "cpsgd": 0.3, "skellam": 0.6, "diffsketch-proven": 0.9}
-_OTHERS = 0.08  # milliseconds of a message of other methods
+_MESSAGE = {"mnist": 0.1, "mnist-devices": 0.1, "shakespeare": 190.0}  # milliseconds, trained
 _APPENDED = 0.8  # and of drawing its appended numbers
 _FACTOR, _CELLS, _POWER = 42.0, 1300, 2.8  # milliseconds of the factor of so many cells' noise
 
@@ -349,23 +342,19 @@ def seconds_of(job: Job) -> float:
     """Estimate the seconds of one core that a job takes.
 
     >>> round(seconds_of(Job("run", {"task": "mnist", "method": "none", "rounds": 1000}, 0)), 2)
-    0.72
+    1.8
     """
     if job.kind not in (RUN, "masks", "distributions", "local-epsilon"):
-        return _BEGIN + _MEASUREMENT
+        return _BEGIN
     task = str(job.settings.get("task", "mnist"))
     run: dict[str, Any] = {"task": task, **TASK_DEFAULTS[task], **job.settings}
-    rounds = run.get("fedavg_rounds", run["rounds"])
+    message = _MESSAGE[task]
     workers = run["workers"] if run["algorithm"] == "sgd" else run["cohort"]
-    message = _MESSAGE.get(run.get("method", "diffsketch"), _OTHERS)
     if run.get("padding"):
         factor = _FACTOR * (run["rows"] * run["cols"] / _CELLS) ** _POWER
         # With the least padding each message has another length, and a factor of its own.
         message += _APPENDED + factor / (1 if run.get("appended") == "least" else workers)
-    total = rounds * workers * (_DEVICE[task] + message)
-    if job.kind in (RUN, "masks"):  # the others look at vectors, and evaluate nothing
-        total += (2 + rounds / run["evaluate_every"]) * _EVALUATION[task]
-    return float(_BEGIN + total / 1000)
+    return float(_BEGIN + run.get("fedavg_rounds", run["rounds"]) * workers * message / 1000)
 
 
 def wall_seconds(jobs: Iterable[Job], processes: int) -> float:

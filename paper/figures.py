@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import re
 import statistics
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from importlib import resources
 from itertools import chain
 from typing import Any
 
 from diffsketch.pages.exhibits import Axis, Cell, Exhibit, Mark, Plot, Series, Table
 from diffsketch.privacy.claim import Epsilon, Relation, Scope, Trust, Unit
-from paper.experiments import Experiment, Results
+from paper.experiments import Experiment, Results, texts
 
 Fact = float | str | bool | None
 """A number that was measured; None where there is none, such as an accuracy of no finished run."""
@@ -42,13 +39,6 @@ class Figure:
     proven: tuple[Exhibit, ...] = ()  # the same with proven privacy, and what an audit measured
     text: tuple[str, ...] = ()  # paragraphs
     facts: Mapping[str, Fact] = field(default_factory=dict)
-
-
-@cache
-def texts() -> dict[str, dict[str, Any]]:
-    """The content of `figures.toml`."""
-    file = resources.files("paper").joinpath("figures.toml")
-    return tomllib.loads(file.read_text("utf-8"))
 
 
 def draw(experiment: Experiment, records: Records, **fields: Any) -> Figure:

@@ -17,22 +17,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from diffsketch.auditing.attacks import Numbers, matrix_of
 from diffsketch.auditing.audits import epsilon_to_json
 from diffsketch.errors import check
 from diffsketch.methods.paper import add_laplace
-from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
+from diffsketch.privacy.claim import Basis, Epsilon
 from diffsketch.privacy.noise import NoiseKey
 from diffsketch.privacy.theorems import claimed_per_round, estimates
 from diffsketch.sketch import CountSketch, SketchKey
 from diffsketch.training.data import load_mnist
+from paper.figures import COORDINATE
 from paper.measurements import Found, Given, MeasurementSettings, Progress, Whole
 
 CLASSES, SIDE = 10, 28
@@ -43,7 +45,6 @@ BATCH = 10
 _PUBLIC_PER_CLASS = 1000
 _TEXTURE = 0.02  # standard deviation of what a thousand images do not show of the others
 _ROUNDING = 1e-8  # variance of a cell that has no noise
-_COORDINATE = Scope(Unit.COORDINATE, Relation.REPLACE, Trust.LOCAL)
 
 Labels = npt.NDArray[np.int64]
 
@@ -80,20 +81,8 @@ class SentGradients:
 class _Inversion(MeasurementSettings):
     case: Literal["inversion"]
     images: Whole  # of single images, which are attacked no more; part of the keys of recorded runs
-    batches: Whole
+    batches: Annotated[int, Field(ge=1, le=100)]
     per_round: float | None = None
-
-
-def measure_inversion(settings: Given, *, seed: int, on_progress: Progress) -> Found:
-    """Attack as many batches of ten test images of MNIST as `batches` says.
-
-    With `per_round` the messages are those that DiffSketch sends for this epsilon with nothing
-    appended, else bare sketches. The seed fixes the hashes and the noise.
-    """
-    options = _Inversion.read(settings)
-    batches = invert_batches(options.batches, seed=seed, per_round=options.per_round)
-    on_progress(1.0)
-    return {"batches": batches}
 
 
 # --- messages --------------------------------------------------------------------------------
@@ -140,7 +129,7 @@ def messages_of(
             tables.flatten(start_dim=1).numpy(),
             matrix_of(sketch, hashes),
             variance + _ROUNDING,
-            Epsilon(claimed, 0.0, 1, Basis.CLAIMED, _COORDINATE),
+            Epsilon(claimed, 0.0, 1, Basis.CLAIMED, COORDINATE),
         )
 
 
@@ -159,22 +148,26 @@ def _public() -> Prior:
 # --- the attack ------------------------------------------------------------------------------
 
 
-def invert_batches(count: int, *, seed: int = 0, per_round: float | None = None) -> list[Found]:
-    """Attack sketches of the mean gradient of batches of ten test images, in the data's order.
+def measure_inversion(settings: Given, *, seed: int, on_progress: Progress) -> Found:
+    """Attack sketches of the mean gradient of batches of ten test images of MNIST, in their order.
+
+    There are as many as `batches` says. With `per_round` the messages are those that DiffSketch
+    sends for this epsilon with nothing appended, else bare sketches. The seed fixes the hashes and
+    the noise.
 
     The similarity of an image is the correlation of what is estimated for its class with the image,
     both less the public mean of the class: 0 for whoever learns nothing but the labels, 1 for a
     perfect copy. Labels are the likeliest ones, of which luck finds about two thirds in ten.
     """
-    check(1 <= count <= 100, "count", "be in 1..100", count)
-    prior, data = _public(), load_mnist(split="test")
+    options = _Inversion.read(settings)
+    count, prior, data = options.batches, _public(), load_mnist(split="test")
     images = data.inputs[: count * BATCH].flatten(start_dim=1).double().numpy() / 255
     labels = data.labels[: count * BATCH].numpy()
     gradients = gradients_of(images, labels).view(count, BATCH, DIM).mean(dim=1)
     batch, means = np.repeat(np.arange(count), BATCH), prior.means[labels]
     truth = np.eye(CLASSES)[labels].reshape(count, BATCH, CLASSES).sum(axis=1)
     rows = []
-    for message in messages_of(gradients, seed=seed, per_round=per_round):
+    for message in messages_of(gradients, seed=seed, per_round=options.per_round):
         numbers, beyond = recover_batches(message, prior)
         similarities = _similarities(beyond[batch, labels], images - means)
         in_common = np.minimum(truth, likeliest(numbers)).sum(axis=1)
@@ -185,7 +178,8 @@ def invert_batches(count: int, *, seed: int = 0, per_round: float | None = None)
             "least_similarity": float(similarities.min()),
             "labels_right": float(in_common.mean()) / BATCH,
         })  # fmt: skip
-    return rows
+    on_progress(1.0)
+    return {"batches": rows}
 
 
 def _similarities(ours: Numbers, truth: Numbers) -> Numbers:

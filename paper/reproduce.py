@@ -36,7 +36,7 @@ from paper.experiments import (
     wall_seconds,
 )
 from paper.figures import Fact, Figure
-from paper.jobs import Failure, JobsOutcome, Store, do_jobs
+from paper.jobs import Failure, JobsOutcome, Store, do_jobs, labels_of
 
 _MARK, _CACHE, _RESULTS, _ERRORS = "reproduction.json", "cache", "results.json", "errors.txt"
 
@@ -194,10 +194,8 @@ def _drawn(
                 error.args = (f"{error} (while drawing {experiment.name})",)
                 raise
             figures.append((experiment, figure))
-    with console.progress("Judging the claims") as show:
-        facts = {experiment.name: figure.facts for experiment, figure in figures}
-        reduced = any(experiment.reduced for experiment in experiments)
-        verdicts = judged(facts, reduced=reduced, show=show)
+    facts = {experiment.name: figure.facts for experiment, figure in figures}
+    verdicts = judged(facts, reduced=any(experiment.reduced for experiment in experiments))
     print_line(console, summary_text(verdicts))
     page = page_of(figures, verdicts, made, notice=notice)
     return page, results_json(figures, results, made=made, verdicts=verdicts)
@@ -228,13 +226,9 @@ def _owned(output: Path, *, reduced: bool) -> Iterator[None]:
         halves = leftovers(output, [_MARK])
         check_empty(output, but=halves, advice="or one of an earlier python -m paper")
     elif mark.read_bytes() != content:
-        there = (
-            "a full run, or of another version"
-            if reduced
-            else "a reduced run, or of another version"
-        )
         raise ArgumentError(
-            f"output must be another directory, since this one has the page of {there}, "
+            f"output must be another directory, since this one has the page of a "
+            f"{'full' if reduced else 'reduced'} run, or of another version, "
             f"got output={str(output)!r}"
         )
     prepare_output(output)
@@ -339,14 +333,10 @@ def recorded_results(
             by_key[item["key"]] = item["result"], item.get("source", "")
     results: dict[Job, Mapping[str, Any]] = {}
     sources: dict[str, str] = {}
-    for experiment, name, job in (
-        (each.name, name, job) for each in experiments for name, job in each.named_jobs
-    ):
+    for job, label in labels_of(experiments).items():
         result, later = by_key.get(job.key) or (store.find(job), here)
         if result is None:
-            raise MismatchError(
-                f"{path}: lacks {experiment}, {name}, seed {job.seed}; python -m paper makes it"
-            )
+            raise MismatchError(f"{path}: lacks {label}; python -m paper makes it")
         results[job] = result
         sources |= {job.key: later} if later else {}
     drawn_by = "" if here == data["versions"]["source"] else here

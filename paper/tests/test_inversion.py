@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,11 +20,16 @@ from paper.inversion import (
     Prior,
     SentGradients,
     gradients_of,
-    invert_batches,
     likeliest,
     measure_inversion,
     recover_batches,
 )
+
+
+def inverted(**settings: int) -> Any:
+    """The attack on ten batches or as many as are given."""
+    whole = {"case": "inversion", "images": 1, "batches": 10, **settings}
+    return measure_inversion(whole, seed=0, on_progress=lambda _: None)["batches"]
 
 
 def test_gradients_are_those_of_the_cross_entropy() -> None:
@@ -41,11 +47,9 @@ def test_gradients_are_those_of_the_cross_entropy() -> None:
 def test_too_few_public_images_are_refused() -> None:
     with pytest.raises(ArgumentError, match="two of each class"):
         Prior.of(np.zeros((10, 4)), np.arange(10))
-    with pytest.raises(ArgumentError, match="count must"):
-        invert_batches(0)
-    settings = {"case": "inversion", "images": 1, "batches": 1, "typo": 1}
-    with pytest.raises(ArgumentError, match="unknown key 'typo'"):
-        measure_inversion(settings, seed=0, on_progress=lambda _: None)
+    for wrong, match in (({"batches": 0}, "batches must"), ({"typo": 1}, "unknown key 'typo'")):
+        with pytest.raises(ArgumentError, match=match):
+            inverted(**wrong)
 
 
 def test_likeliest_labels_are_taken_one_by_one() -> None:
@@ -93,7 +97,7 @@ def test_batches_do_not_hide_images() -> None:
 
     One hundred similarities of nothing would have a mean of 0 with a standard error of 0.025.
     """
-    found = invert_batches(10)
+    found = inverted(batches=10)
     means = [row["mean_similarity"] for row in found]
     assert 0.9 > means[0] > means[1] > means[2] > 0.2
     assert found[0]["labels_right"] > 0.95

@@ -118,9 +118,8 @@ def test_a_full_run_judges_once_and_draws_all_pictures(
         plot = Plot(f"{experiment.name}-plot", "Plot", Axis("x"), Axis("y"), (line,))
         return replace(plain(experiment, results), exhibits=(plot,))
 
-    def judge_all(facts: Any, *, reduced: bool, show: Any) -> dict[Statement, ClaimVerdict]:
+    def judge_all(facts: Any, *, reduced: bool) -> dict[Statement, ClaimVerdict]:
         asked.append(facts)
-        show(0.5)
         assert not reduced
         return dict.fromkeys(statements(), ClaimVerdict(Standing.FAILS, "Nothing."))
 
@@ -133,7 +132,7 @@ def test_a_full_run_judges_once_and_draws_all_pictures(
     monkeypatch.setattr(f"{HERE}.judged", judge_all)
     tiny.register(monkeypatch, draw=with_plot)
     printed = run(output, folder)
-    for text in ("Drawing the figures 0%", "Judging the claims 50%", "Making the pictures 50%"):
+    for text in ("Drawing the figures 0%", "Making the pictures 50%"):
         assert text in printed
     assert "claims of title, abstract and captions" in printed
     # The document has pictures in the smaller form.
