@@ -94,6 +94,10 @@ class Account:
             budget may share an `Allowance`, so that what one was found to afford is known to all.
         planned: What a release is expected to claim: what an account without any is about.
 
+    Attributes:
+        party: Random name of the account, which its copies share.
+        series: Name of the series that is counted in (`begin_series`).
+
     >>> from diffsketch.privacy.accounting import events
     >>> from diffsketch.privacy.claim import Scope
     >>> scope = Scope("client", "replace", "local")
