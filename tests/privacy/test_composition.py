@@ -312,6 +312,13 @@ def test_the_margin_is_enough() -> None:
     assert -0.5 < least < -0.05  # so the margin is needed, too
 
 
+def test_the_margin_is_taken_off_delta(monkeypatch: pytest.MonkeyPatch) -> None:
+    event = events.repeated(sampled(0.1, 1.0), 20)
+    whole, rest = epsilon_for(event, 1e-5), epsilon_for(event, 6e-6)
+    monkeypatch.setattr(losses, "distrust", lambda _: 4e-6)
+    assert whole * 1.01 < rest <= epsilon_for(event, 1e-5) * (1 + 1e-9)
+
+
 @pytest.mark.parametrize("ratio", [1.001, 2.0])
 def test_no_better_is_less_private_in_every_respect(ratio: float) -> None:
     for value in 10.0 ** np.random.default_rng(5).uniform(-6, 6, 100):
