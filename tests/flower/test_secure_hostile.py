@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -101,6 +102,16 @@ def test_an_odd_record_is_a_dropout(values: dict[str, Any]) -> None:
 
 def test_repeated_replies_change_nothing() -> None:
     strategy, arrays = run(rounds=2, tamper=lambda replies: replies + replies[::-1])
+    assert [len(one.present) for one in strategy.reports] == [5, 5]
+    assert digest_of(arrays) == plain(rounds=2)
+
+
+def test_a_later_reply_does_not_take_the_place_of_the_first() -> None:
+    def again(replies: list[Message]) -> list[Message]:
+        later = [net.set_bytes(copy.deepcopy(one), b"") for one in replies]
+        return replies + [one for one in later if one.metadata.src_node_id == BAD]
+
+    strategy, arrays = run(rounds=2, tamper=again)
     assert [len(one.present) for one in strategy.reports] == [5, 5]
     assert digest_of(arrays) == plain(rounds=2)
 
