@@ -25,7 +25,7 @@ from diffsketch.methods import (
     Uncompressed,
 )
 from diffsketch.methods.gate import private_mean, release_noise
-from diffsketch.privacy import Budget
+from diffsketch.privacy import Budget, SecureNoise
 from diffsketch.privacy.claim import Trust
 from diffsketch.sketch import SketchKey
 from paper.methods import ProvenDiffSketch
@@ -251,6 +251,14 @@ def central(rank: int) -> Tensor:
         noised = means()
     assert draw.call_count == (4 if rank == 0 else 0)
     assert len({tuple(row) for row in noised.tolist()}) == 4
+    coarse = GaussianMean(
+        dim=3, clip=13.0, noise_multiplier=1.0, granularity=1.0, trust=Trust.CENTRAL
+    )
+    with pytest.MonkeyPatch.context() as patch:  # noise below all that messages may hold
+        low = Mock(side_effect=lambda shape, _: torch.full(shape, -60))
+        patch.setattr(SecureNoise, "discrete_gaussian", low)
+        found = mean_of(coarse, trusted_group=True).mean(torch.tensor([-13.0, 0.0, 0.0]))
+    assert found.tolist() == [-43.0, -30.0, -30.0]
     return noised
 
 
