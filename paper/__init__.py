@@ -7,7 +7,7 @@ what `claims.toml` has, by `rules` and `calculations`; `document` makes the page
 `reproduce` does what the command `python -m paper` asks for, and writes and reads `results.json`.
 
 `methods` has the paper's appended noise with a proof, and what the paper may also mean by alpha and
-by its noise. `bounds` has Lemma 1 and Theorem 2, `secret_hashes` what is true of Theorem 1.
+by its noise.
 
 Of other papers: `projections` (the Sketched Gaussian Mechanism, Gaussian mixing). What only audits
 here need: `inversion`.

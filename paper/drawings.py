@@ -20,7 +20,7 @@ from diffsketch.privacy.mechanisms.binomial import PAPER_SETTINGS
 from diffsketch.training.data import load_shakespeare
 from diffsketch.training.tasks import load_task
 from diffsketch.wire.message import payload_within
-from paper.calculations import ALPHA, DELTA, cpsgd_bits, cpsgd_epsilon, theorem_1
+from paper.calculations import ALPHA, DELTA, cpsgd_bits, cpsgd_epsilon, epsilon_bound, theorem_1
 from paper.experiments import Experiment, PanelFields, Results, Variant, texts
 from paper.figures import (
     COORDINATE,
@@ -33,10 +33,8 @@ from paper.figures import (
     mean_and_spread,
     mean_or_none,
     measured_of,
-    name_of,
     share_of,
 )
-from paper.secret_hashes import epsilon_bound
 
 # --- training runs ---------------------------------------------------------------------------
 
@@ -109,7 +107,8 @@ def line_of(variant: Variant, runs: Sequence[Mapping[str, Any]]) -> Record:
     run_epsilon = epsilon if message_epsilon.basis is Basis.PROVEN else None
     proven = variant.group == "proven"
     # A proven line has the colour of the method that it repairs.
-    role = ", ".join(filter(None, (name_of(variant.method), variant.reading)))
+    name = texts()["methods"].get(variant.method, variant.method)
+    role = ", ".join(filter(None, (name, variant.reading)))
     size = f"{config['rows']} x {config['cols']}, " if "rows" in config else ""
     needed = "" if noised is None else f"; noise needed in {noised:.1%} of the messages"
     padding = config.get("padding")
@@ -264,13 +263,6 @@ def _controls(experiment: Experiment, results: Results, lines: Sequence[Record])
 
 # --- audits ----------------------------------------------------------------------------------
 
-_CHANGES = {
-    "alpha": "one coordinate: alpha or -alpha",
-    "largest": "one coordinate: the largest, or its negative",
-    "client": "the whole vector: this worker's or another's",
-    "added": "a whole vector, or zeros",
-}
-
 
 def claimed_epsilon(value: float | None) -> Epsilon | None:
     """The claim of Theorem 1 about one message, if it makes one."""
@@ -297,7 +289,7 @@ def case_of(audit: Measured) -> Record:
         **data,
         **audit.settings,
         "name": audit.name,
-        "change": _CHANGES.get(str(data["change"]), "one coordinate"),
+        "change": texts()["audit"]["changes"].get(data["change"], "one coordinate"),
         "scope": str(measured.scope),
         "basis": str(stated.basis),
         "proven": proven,
@@ -369,10 +361,6 @@ def draw_claims(experiment: Experiment, results: Results) -> Figure:
     for training in trainings:
         for tables in zip(*(each["tables"] for each in training.by_seed), strict=True):
             claim = _claim(training, tables)
-            # Of two trainings with the same table, the first one's is in the figure.
-            claim["first_of_size"] = claim["size"] not in [
-                each["size"] for each in claims if each["run"] != training.name
-            ]
             claim["first"] = training is trainings[0]
             claims.append(claim)
             needs += _needs(claim, tables)
@@ -433,7 +421,7 @@ def _bins(claim: Record, training: Measured, tables: Sequence[Mapping[str, Any]]
 
 # --- distributions of gradients and model updates --------------------------------------------
 
-_NUMBERS = ("zeros", "sigma", "alpha", "ratio", "beyond", "largest", "kurtosis", "ks", "ks_nonzero")
+_NUMBERS = ("zeros", "sigma", "alpha", "ratio", "beyond", "largest", "kurtosis", "ks")
 
 
 def draw_distributions(experiment: Experiment, results: Results) -> Figure:
@@ -449,10 +437,9 @@ def draw_distributions(experiment: Experiment, results: Results) -> Figure:
     data, every = trainings[0].first, list[Record]()
     for training in trainings:
         vectors = [vector for seed in training.by_seed for vector in seed["vectors"]]
-        every.append({
-            "training": training.name, "first": training is trainings[0],
-            "vectors": len(vectors), **_means(vectors),
-        })  # fmt: skip
+        means = {name: statistics.fmean(each[name] for each in vectors) for name in _NUMBERS}
+        about = {"training": training.name, "first": training is trainings[0]}
+        every.append({**about, "vectors": len(vectors), **means})
     bins = [point for vector in data["vectors"] for point in densities(data, vector)]
     # As far as the logarithmic plot has anything else.
     least = min(point["density"] for point in bins if point["density"]) / 3
@@ -475,14 +462,6 @@ def densities(data: Mapping[str, Any], vector: Mapping[str, Any]) -> list[Record
         {**about, "place": edge, "density": None if count is None else count / scale}
         for edge, count in zip(edges, [*vector["counts"], None], strict=True)
     ]
-
-
-def _means(vectors: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    means = {}
-    for name in _NUMBERS:
-        values = [vector[name] for vector in vectors if vector[name] is not None]
-        means[name] = statistics.fmean(values) if values else None
-    return means
 
 
 # --- the paper's tables ----------------------------------------------------------------------

@@ -72,11 +72,6 @@ MEASUREMENTS = {
     "audit": "paper.audits:measure_audit",
     "successor": "paper.audits:measure_audit",
 }
-_ORDER = (
-    "cpsgd", "mnist", "choices", "shakespeare", "accuracy-compression", "privacy-communication",
-    "gradients", "updates", "local-epsilon", "datasets", "cpsgd-parameters",
-    "correction", "audit", "successors", "free",
-)  # fmt: skip  # that of the paper, then what it does not have
 
 
 def _name_in(functions: Mapping[str, str]) -> Callable[[str], str]:
@@ -221,7 +216,7 @@ _Part = TypeVar("_Part", Variant, Measurement)
 
 def names(folder: Path = SETTINGS) -> tuple[str, ...]:
     """The names of all experiments, in the paper's order; others come last."""
-    order = {name: place for place, name in enumerate(_ORDER)}
+    order = {name: place for place, name in enumerate(texts()["page"]["order"])}
     stems = sorted(path.stem for path in folder.glob("*.toml"))
     return tuple(sorted(stems, key=lambda stem: order.get(stem, len(order))))
 

@@ -282,12 +282,3 @@ def slug(text: str) -> str:
     '50x-epsilon-0-1'
     """
     return re.sub("[^a-z0-9]+", "-", text.lower()).strip("-")
-
-
-def name_of(method: str) -> str:
-    """A method's name in the paper, which legends begin with.
-
-    >>> name_of("sketch-laplace")
-    'Laplace on sketches'
-    """
-    return str(texts()["methods"].get(method, method))

@@ -27,7 +27,6 @@ from torch import Tensor
 
 from diffsketch.auditing.attacks import Numbers, matrix_of
 from diffsketch.auditing.audits import epsilon_to_json
-from diffsketch.errors import check
 from diffsketch.methods.paper import add_laplace
 from diffsketch.privacy.claim import Basis, Epsilon
 from diffsketch.privacy.noise import NoiseKey
@@ -55,16 +54,6 @@ class Prior:
 
     means: Numbers
     covariances: Numbers
-
-    @classmethod
-    def of(cls, images: Numbers, labels: Labels) -> Prior:
-        """Estimate from public images `(count, pixels)` with values in 0..1."""
-        by_label = [images[labels == label] for label in range(CLASSES)]
-        fewest = min(map(len, by_label))
-        check(fewest >= 2, "images", "have two of each class at least", fewest)
-        texture = _TEXTURE**2 * np.eye(images.shape[1])
-        covariances = np.stack([np.cov(group.T) + texture for group in by_label])
-        return cls(np.stack([group.mean(axis=0) for group in by_label]), covariances)
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,12 +126,14 @@ def messages_of(
 def _public() -> Prior:
     """The moments of the first training images of each class."""
     data = load_mnist(split="train")
-    labels = data.labels.numpy()
-    chosen = [np.flatnonzero(labels == label)[:_PUBLIC_PER_CLASS] for label in range(CLASSES)]
-    # One of each class, then the next of each.
-    places = np.stack(chosen, axis=1).ravel()
-    images = data.inputs[torch.from_numpy(places)].flatten(start_dim=1)
-    return Prior.of(images.double().numpy() / 255, labels[places])
+    by_label = [
+        data.inputs[data.labels == label][:_PUBLIC_PER_CLASS].flatten(start_dim=1).double() / 255
+        for label in range(CLASSES)
+    ]
+    texture = _TEXTURE**2 * np.eye(SIDE * SIDE)
+    covariances = [np.cov(images.numpy().T) + texture for images in by_label]
+    return Prior(np.stack([images.numpy().mean(axis=0) for images in by_label]),
+                 np.stack(covariances))  # fmt: skip
 
 
 # --- the attack ------------------------------------------------------------------------------

@@ -151,8 +151,6 @@ def shape_of(vector: Numbers) -> Found:
     alpha, sigma = (float(value) for value in estimates(torch.from_numpy(vector)))
     check(sigma > 0, "vector", "have coordinates that differ", sigma)
     standard = (vector - vector.mean()) / sigma
-    rest = vector[vector != 0]
-    nonzero = stats.kstest((rest - rest.mean()) / rest.std(), "norm") if len(rest) > 1 else None
     return {
         "zeros": float((vector == 0).mean()),
         "sigma": sigma,
@@ -162,7 +160,6 @@ def shape_of(vector: Numbers) -> Found:
         "largest": float(np.abs(vector).max()) / sigma,
         "kurtosis": float((standard**4).mean()) - 3,
         "ks": float(stats.kstest(standard, "norm").statistic),
-        "ks_nonzero": None if nonzero is None else float(nonzero.statistic),
         "counts": np.histogram(standard, bins=_EDGES)[0].tolist(),
     }
 

@@ -296,37 +296,34 @@ class Panel:
 
 def panels_in(facts: Facts, experiment: str) -> list[Panel]:
     """The panels of a training figure, and their lines, of those that count."""
-    seeds, known = int(facts.number(experiment, "seeds")), facts.by_experiment[experiment]
-    lines: dict[str, dict[str, dict[str, Fact]]] = {}
-    gaps: dict[str, dict[str, Gap]] = {}
-    fields: dict[str, dict[str, Fact]] = {}
-    for name, value in known.items():
+    seeds = int(facts.number(experiment, "seeds"))
+    # By panel, and by line or pair of lines; what a panel is about has neither.
+    by_panel: dict[str, dict[str, dict[str, Fact]]] = {}
+    for name, value in facts.by_experiment[experiment].items():
         what, _, place = name.partition("/")
         panel, _, variant = place.partition("/")
-        if what.startswith("panel-"):
-            fields.setdefault(panel, {})[what.removeprefix("panel-")] = value
-        elif what == "paired" and value is not None:
-            spread, count = (as_number(known.get(f"paired-{each}/{place}"))
-                             for each in ("spread", "seeds"))  # fmt: skip
-            used = int(count or seeds)
-            gap = Gap(float(value), (spread or 0.0) / math.sqrt(used), used)
-            gaps.setdefault(panel, {})[variant] = gap
-        elif variant and f"method/{place}" in known:
-            lines.setdefault(panel, {}).setdefault(variant, {})[what] = value
+        by_panel.setdefault(panel, {}).setdefault(variant, {})[what] = value
     panels = []
-    for name, variants in lines.items():
-        about, counted = fields.get(name, {}), dict[str, LineFacts]()
-        if about.get("beyond") and not facts.beyond:
+    for name, variants in by_panel.items():
+        about = variants.get("", {})
+        lines = {key: LineFacts(each) for key, each in variants.items() if "method" in each}
+        if not lines or (about.get("panel-beyond") and not facts.beyond):
             continue
-        for variant, each in variants.items():
-            line = LineFacts(each)
-            reading = str(about.get("choice") or line.reading)
-            if not line.reads(OURS) or facts.counts(experiment, reading):
-                counted[variant] = line
-        ratio, epsilon = (as_number(about.get(what)) for what in ("ratio", "epsilon"))
-        choice = str(about.get("choice") or "")
-        differences = gaps.get(name, {})
-        panels.append(Panel(experiment, name, ratio, epsilon, counted, differences, seeds, choice))
+        ratio, epsilon = (as_number(about.get(what)) for what in ("panel-ratio", "panel-epsilon"))
+        choice = str(about.get("panel-choice") or "")
+        counted = {
+            key: line
+            for key, line in lines.items()
+            if not line.reads(OURS) or facts.counts(experiment, choice or line.reading)
+        }
+        gaps = {}
+        for pair, each in variants.items():
+            mean, spread, count = (as_number(each.get(f"paired{end}"))
+                                   for end in ("", "-spread", "-seeds"))  # fmt: skip
+            if mean is not None:
+                used = int(count or seeds)
+                gaps[pair] = Gap(mean, (spread or 0.0) / math.sqrt(used), used)
+        panels.append(Panel(experiment, name, ratio, epsilon, counted, gaps, seeds, choice))
     return panels
 
 

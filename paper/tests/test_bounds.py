@@ -20,7 +20,7 @@ from diffsketch.errors import ArgumentError
 from diffsketch.privacy.theorems import query_variance
 from diffsketch.sketch.hashing import FAMILIES, Family
 from diffsketch.sketch.kernels.estimators import Combine
-from paper.bounds import expected_gap, lemma1_error, theorem2
+from paper.calculations import expected_gap, lemma1_error, theorem2
 from tests.privacy.test_theorems import lower_end, upper_end
 
 PROBLEM = {"gradient_norm": 2.0, "distance": 3.0, "step": 0.5}

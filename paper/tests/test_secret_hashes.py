@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from diffsketch.privacy.theorems import theorem1
-from paper.secret_hashes import (
+from paper.calculations import (
     _eigenvalues,
     epsilon_bound,
     excess_bound,

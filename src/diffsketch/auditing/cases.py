@@ -59,7 +59,7 @@ def bare_secret() -> Case:
     """Make the case of secret hashes, the other coordinates unknown and Gaussian.
 
     Signs are hidden, so 0 is the other value. Theorem 1 claims 0.24, and a bound of 0.06
-    is proven (`paper/secret_hashes.py`).
+    is proven (`paper/calculations.py`).
     """
     attack = attacks.hidden_hashes(_BARE_SKETCH, ALPHA)
     return _bare(
