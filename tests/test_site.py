@@ -52,6 +52,8 @@ def test_every_public_name_has_a_place(site: Path) -> None:
             thing = getattr(module, name)
             if inspect.isclass(thing) or inspect.isfunction(thing):
                 assert f"diffsketch.{package}.{name}" in names
+            for maker, _ in inspect.getmembers(thing, inspect.ismethod):  # perhaps inherited
+                assert f"diffsketch.{package}.{name}.{maker}" in names or "from_" not in maker
 
 
 def test_the_front_door_links_all_its_names(site: Path) -> None:
