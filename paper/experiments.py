@@ -197,7 +197,7 @@ class Experiment:
 
     @property
     def parts(self) -> tuple[Variant | Measurement, ...]:
-        """What has jobs."""
+        """Variants and measurements, which have jobs."""
         return (*self.variants, *self.measurements)
 
     @property

@@ -70,17 +70,3 @@ def test_a_missing_extra_is_said_in_a_line(tmp_path: Path, monkeypatch: pytest.M
     assert 'paper needs the extra pages: python -m pip install ".[pages]" in the' in said
     assert list(tmp_path.iterdir()) == []
     done("--list", program=app)
-
-
-@pytest.mark.slow
-def test_runs_may_have_the_methods_of_this_package(tmp_path: Path) -> None:
-    words = [
-        "--method", "diffsketch-proven", "--workers", "3", "--samples", "10", "--rounds", "1",
-        "--cols", "5", "--clip", "1", "--padding", "2000",
-        "--method-settings", "std=1", "--output", str(tmp_path),
-    ]  # fmt: skip
-    root = Path(__file__).parents[2]
-    command = [sys.executable, "-m", "paper.run", *words]
-    ended = subprocess.run(command, cwd=root, check=False, capture_output=True)  # noqa: S603
-    assert ended.returncode == 0, ended.stderr
-    assert b"proven, simulated" in ended.stdout
