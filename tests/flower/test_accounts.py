@@ -288,6 +288,16 @@ def test_clients_over_budget_do_not_keep_others_from_being_told_apart() -> None:
     assert (rounds_of(registry, "a"), rounds_of(registry, "b")) == (4, 2)
 
 
+def test_nodes_that_turn_out_to_be_one_client_are_over_its_budget_together() -> None:
+    registry = ClientRegistry(Budget(3.5, 1e-5), CLAIM)  # two rounds
+    met(registry, a=1)
+    charge(registry, [1])
+    registry.begin_round(CLAIM, [1, 2, 3])
+    assert registry.over_budget(CLAIM) == frozenset()
+    met(registry, a=2)
+    assert registry.over_budget(CLAIM) == {1, 2}
+
+
 def test_of_several_nodes_of_a_client_as_many_are_asked_as_it_can_pay() -> None:
     registry = ClientRegistry(Budget(3.5, 1e-5), CLAIM)  # two rounds
     for node in (1, 2, 3):
