@@ -22,7 +22,7 @@ from diffsketch import (
     private_quantiles,
 )
 from diffsketch.analytics.counts import count_tables, named_noise
-from diffsketch.analytics.release import Terms
+from diffsketch.analytics.release import TableNoise, Terms
 from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.methods import GaussianMean
 from diffsketch.planning import PlanWarning
@@ -157,6 +157,13 @@ def test_a_key_of_one_person_is_not_named() -> None:
     draws = noise.release(np.full(200_000, round(1 / noise.mechanism.step)))
     share = float((draws > threshold).mean())
     assert 1e-4 < share <= 5e-3  # the bound holds, and is no more than some times too large
+
+
+def test_local_noise_is_bounded_with_that_of_all_people() -> None:
+    terms = Terms(1.0, trust="local")
+    noise = TableNoise.of(terms, count_tables(1, 1, None, terms), people=100)
+    found = noise.tail_bound(noise.std / noise.mechanism.step)
+    assert found == pytest.approx(math.exp(-0.5), rel=0.01)  # Chernoff's, of a normal number
 
 
 def test_threshold_is_paid_for() -> None:
