@@ -20,11 +20,13 @@ from diffsketch.methods.base import Encoder
 from diffsketch.methods.client_noise import ClientNoise
 from diffsketch.privacy import Account, Noise, NoiseKey, SecureNoise, Trust, Unit
 from diffsketch.privacy.accounting import events
+from diffsketch.privacy.claim import SimulatedClaim
 from diffsketch.privacy.clipping import Quantizer
 from diffsketch.silos import messages as records
 from diffsketch.silos.messages import draw_records, encode_records, release_records
 from diffsketch.sketch import SketchKey
 from diffsketch.sketch.hashing import HashSeed
+from tests.helpers.refusals import refused
 from tests.privacy.deltas import delta_for
 from tests.privacy.laws import gaussian_law
 
@@ -294,6 +296,11 @@ def test_the_gate_charges_before_it_looks_at_a_record() -> None:
 
     with pytest.raises(RuntimeError):
         release_records(pieces(), method, SEED, claim, charge=refuse)
+    simulated = SimulatedClaim.of(claim)  # what may not be sent at all costs nothing
+    about = pieces(), method, SEED, simulated
+    refused(
+        ArgumentError, "claim must be about exact noise", release_records, *about, charge=refuse
+    )
     assert seen == [1]
 
 
