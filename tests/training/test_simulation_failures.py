@@ -67,6 +67,7 @@ def test_broken_worker_is_left_out_where_nothing_is_proven(value: float) -> None
     assert result.left_out == ("device-2",)
     assert result.published.count == 4
     assert result.bytes_up == 4 * Uncompressed(DIM).wire_bytes
+    assert (simulation.state.participation.rounds == 1).all()  # the claim anew, not the round
 
 
 def test_of_a_secret_sample_the_divisor_falls_by_the_share_that_is_left_out() -> None:
