@@ -15,7 +15,7 @@ import numpy as np
 from diffsketch.app.run_records import RunLine, RunRecord
 from diffsketch.app.settings import RunConfig
 from diffsketch.files import finite
-from diffsketch.privacy.claim import Basis, Epsilon, Unit
+from diffsketch.privacy.claim import Basis, Epsilon, Unit, rounded_up
 from diffsketch.privacy.mechanisms.binomial import PAPER_SETTINGS
 from diffsketch.training.data import load_shakespeare
 from diffsketch.training.tasks import load_task
@@ -239,7 +239,7 @@ def _epsilon_of_message(
 def _controls(experiment: Experiment, results: Results, lines: Sequence[Record]) -> Records:
     """Runs in which noise replaces the sketch, and what masks cost."""
     controls, points, beside = list[Record](), list[Record](), list[Record]()
-    for control in measured_of(experiment, results, "masks"):
+    for control in measured_of(experiment, results):
         accuracy, spread = mean_and_spread([run["accuracy"] for run in control.by_seed])
         drifts = (run["curve"][-1].get("drift") for run in control.by_seed)
         stays = control.settings.get("correction") == "drift"  # own masks stay with the worker
@@ -356,7 +356,7 @@ def draw_claims(experiment: Experiment, results: Results) -> Figure:
     message without a claim needs noise; a mean is over the messages with a claim, and is left out
     where there are none.
     """
-    trainings = measured_of(experiment, results, "local-epsilon")
+    trainings = measured_of(experiment, results)
     claims, needs, bins = list[Record](), list[Record](), list[Record]()
     for training in trainings:
         for tables in zip(*(each["tables"] for each in training.by_seed), strict=True):
@@ -495,13 +495,10 @@ def draw_cpsgd(experiment: Experiment, _: Results) -> Figure:
     rows: list[Record] = []
     for row in PAPER_SETTINGS:
         code = {"levels": row.levels, "trials": row.trials}
-        proven = {}
-        for name, cohort in (("round", 10), ("everyone", 6000)):
-            value = cpsgd_epsilon(cohort, **code)
-            basis = Basis.PROVEN if value < math.inf else Basis.NONE
-            proven[name] = Epsilon(value, DELTA, 1, basis, SECURE_SUM)
+        sums = {"round": cpsgd_epsilon(10, **code), "everyone": cpsgd_epsilon(6000, **code)}
         rows.append({
-            **row._asdict(), **proven, "target": f"{row.claimed:g}",
+            **row._asdict(), **sums, "target": f"{row.claimed:g}",
+            "bound": rounded_up(sums["everyone"]),
             "bits_needed": cpsgd_bits(10, **code), "compression": 32 / row.bits,
             "claimed": Epsilon(row.claimed, DELTA, 1, Basis.CLAIMED, SECURE_SUM),
         })  # fmt: skip

@@ -243,12 +243,11 @@ class Measured:
         return self.by_seed[0]
 
 
-def measured_of(experiment: Experiment, results: Results, kind: str = "") -> list[Measured]:
-    """The measurements of an experiment in its order: those of a kind, or all."""
+def measured_of(experiment: Experiment, results: Results) -> list[Measured]:
+    """The measurements of an experiment in its order."""
     return [
         Measured(each.name, each.settings, tuple(results[job] for job in experiment.jobs_of(each)))
         for each in experiment.measurements
-        if each.kind == kind or not kind
     ]
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from diffsketch.pages.exhibits import Plot, Table
 from diffsketch.privacy.claim import Basis, Epsilon, Unit
+from diffsketch.privacy.mechanisms.binomial import PAPER_SETTINGS
 from paper.audits import measure_audit
 from paper.drawings import (
     densities,
@@ -30,7 +31,6 @@ from paper.experiments import (
     Results,
     load,
 )
-from paper.figures import SECURE_SUM
 from paper.measurements import measure_local_epsilon
 from paper.tests.made_up import checked, experiment_of
 
@@ -210,11 +210,9 @@ def test_drawing_of_cpsgd() -> None:
     (table,) = drawn.exhibits
     assert isinstance(table, Table)
     assert [row[4] for row in table.rows] == [4, 5, 4, 5]
-    assert [row[6] for row in table.rows] == [
-        Epsilon(math.inf, 1e-5, 1, Basis.NONE, SECURE_SUM)
-    ] * 4
-    bases = {row[7].basis for row in table.rows if isinstance(row[7], Epsilon)}
-    assert bases == {Basis.PROVEN}
+    assert [row[6] for row in table.rows] == ["2.91", "2.75", "4.93", "4.89"]
+    proven = {drawn.facts[f"{row.claimed:g}, {row.bits}/round"] for row in PAPER_SETTINGS}
+    assert proven == {math.inf}  # of the devices of a round
 
 
 @pytest.mark.slow
