@@ -118,19 +118,19 @@ def private_mean(
     >>> import numpy as np
     >>> rng = np.random.default_rng(1)
     >>> people = {"age": rng.uniform(20, 70, 5000), "income": rng.uniform(0, 90_000, 5000)}
-    >>> found = private_mean(people, bounds=[(0, 120), (0, 250_000)], epsilon=1.0)
-    >>> found.names, bool(abs(found["age"] - 45) < 2)
+    >>> means = private_mean(people, bounds=[(0, 120), (0, 250_000)], epsilon=1.0)
+    >>> means.names, bool(abs(means["age"] - 45) < 2)
     (('age', 'income'), True)
-    >>> print(found.epsilon)
+    >>> print(means.epsilon)
     epsilon = 1 at delta = 1e-06 over 1 round (proven; client unit, replace, central trust)
     """
     if method is not None:
         for name, value in (("bounds", bounds), ("epsilon", epsilon), ("person", person)):
             if value is not None:
                 raise ArgumentError(f"{name} must not be given with a method, got {value!r}")
-        found = gate.private_mean(as_rows(data), method, **options)
-        _warn_if_drowned(method, found.count)
-        return found
+        means = gate.private_mean(as_rows(data), method, **options)
+        _warn_if_drowned(method, means.count)
+        return means
     if bounds is None or epsilon is None:
         raise ArgumentError("bounds and epsilon must be given, or a method")
     terms = Terms(epsilon, **options)

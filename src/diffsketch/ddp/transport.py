@@ -236,7 +236,7 @@ def raise_told(error: Exception, tell: Callable[[], object]) -> NoReturn:
 
 
 class Transport(ABC):
-    """The way between the ranks of a mean: a process group, or a store (`StoreGroup`).
+    """Transport between the ranks of a mean: a process group, or a store (`StoreGroup`).
 
     Attributes:
         rank: Number of this rank.

@@ -249,8 +249,8 @@ class TwoAggregators:
         counted the helper as a client would wait for it for ever.
         """
         nodes, helper = list(lookup.grid.get_node_ids()), self.find(lookup)
-        known = self._others if helper is None else {*nodes} - {helper}
-        return [node for node in nodes if node in known]
+        members = self._others if helper is None else {*nodes} - {helper}
+        return [node for node in nodes if node in members]
 
     def find(self, lookup: Round) -> int | None:
         """Find the node that has the helper's key, among those that have not shown otherwise."""

@@ -372,7 +372,7 @@ def _wrong(
     requirement: str, value: object, kind: type[DiffSketchError] = ArgumentError
 ) -> DiffSketchError:
     """The error that says what a value must be, and what it is."""
-    found = f"a {type(value).__name__}"
+    description = f"a {type(value).__name__}"
     if isinstance(value, Tensor):
-        found = f"a {value.dtype} tensor of shape {tuple(value.shape)} on {value.device}"
-    return kind(f"{requirement}, got {found}")
+        description = f"a {value.dtype} tensor of shape {tuple(value.shape)} on {value.device}"
+    return kind(f"{requirement}, got {description}")

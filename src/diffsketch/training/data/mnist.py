@@ -136,9 +136,9 @@ def load_mnist(directory: Path | str | None = None, *, split: Literal["train", "
     paths, missing = list[Path](), list[str]()
     for name, ndim in parts:
         spellings = [f"{name}{dash}idx{ndim}-ubyte{gz}" for gz in ("", ".gz") for dash in "-."]
-        found = [spelling for spelling in spellings if spelling in present]
-        paths += [folder / spelling for spelling in found[:1]]
-        missing += [] if found else spellings[:1]
+        present_names = [spelling for spelling in spellings if spelling in present]
+        paths += [folder / spelling for spelling in present_names[:1]]
+        missing += [] if present_names else spellings[:1]
     problem = f"missing {' and '.join(missing)} (looked for each plain or with .gz, and with '.idx'"
     require(not missing, folder, f"{problem} for '-idx')")
     images, labels = read_idx(paths[0], ndim=3), read_idx(paths[1], ndim=1)
