@@ -356,21 +356,30 @@ def draw_claims(experiment: Experiment, results: Results) -> Figure:
     message without a claim needs noise; a mean is over the messages with a claim, and is left out
     where there are none.
     """
-    trainings = measured_of(experiment, results)
     claims, needs, bins = list[Record](), list[Record](), list[Record]()
-    for training in trainings:
+    for place, training in enumerate(measured_of(experiment, results)):
+        about = {"run": training.name, "first": place == 0, "rows": training.first["table_rows"]}
         for tables in zip(*(each["tables"] for each in training.by_seed), strict=True):
-            claim = _claim(training, tables)
-            claim["first"] = training is trainings[0]
+            claim = {**_table(about, tables[0]), **_claim(tables)}
             claims.append(claim)
             needs += _needs(claim, tables)
             bins += _bins(claim, training, tables)
+        # Where each message has the least that it needs, its claim is the requirement, or none.
+        for tables in zip(*(each["least"] for each in training.by_seed), strict=True):
+            needs += _needs({**_table(about, tables[0]), "padding": "least"}, tables)
     return draw(experiment, {"claims": claims, "needs": needs, "bins": bins})
 
 
-def _claim(training: Measured, tables: Sequence[Mapping[str, Any]]) -> Record:
+def _table(about: Record, table: Mapping[str, Any]) -> Record:
+    """A training with the size of a table."""
+    rows, cols = about["rows"], table["cols"]
+    size = {"size": f"{rows} x {cols}", "table": f"{rows}x{cols}"}
+    return {**about, **size, "compression": float(table["compression"])}
+
+
+def _claim(tables: Sequence[Mapping[str, Any]]) -> Record:
     """Theorem 1's claims for the messages of one table and padding, over the seeds."""
-    first, length = tables[0], int(tables[0]["padding"])  # in lengths of the vector
+    length = int(tables[0]["padding"])  # in lengths of the vector
     finite = 1 - statistics.fmean(each["without"] for each in tables)
     # Of the repaired padding: the most over hashes and seeds.
     bounds, proven = [each["proven"] for each in tables if each["proven"] is not None], None
@@ -378,10 +387,6 @@ def _claim(training: Measured, tables: Sequence[Mapping[str, Any]]) -> Record:
         most = max(bound["most"] for bound in bounds)
         proven = Epsilon(most, bounds[0]["delta"], 1, Basis.PROVEN, COORDINATE)
     return {
-        "run": training.name,
-        "size": f"{training.first['table_rows']} x {first['cols']}",
-        "compression": float(first["compression"]),
-        "table": f"{training.first['table_rows']}x{first['cols']}",
         "length": float(length),
         "padded": length > 0,
         "padding": f"{length}n" if length else "none",

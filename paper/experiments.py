@@ -299,13 +299,17 @@ def mistake_text(error: ValidationError) -> str:
 
 
 _FEWER = 10  # times fewer rounds and trials in a reduced run
-_FEWEST = {"rounds": 2, "fedavg_rounds": 2, "evaluate_every": 1, "trials": 2000}
+_FEWEST = {"rounds": 2, "evaluate_every": 1, "trials": 2000}
 
 
 def _less(part: _Part) -> _Part:
     """A variant or a measurement as `--quick` has it."""
-    fewer = {key: max(part.settings[key] // _FEWER, least)
-             for key, least in _FEWEST.items() if part.settings.get(key)}  # fmt: skip
+    fewer = {
+        key: max(part.settings[key] // _FEWER, least)
+        for key, least in _FEWEST.items()
+        # A run's trials are cpSGD's binomial ones.
+        if part.settings.get(key) and not (part.kind == RUN and key == "trials")
+    }
     return replace(part, settings={**part.settings, **fewer}, seeds=None)
 
 
@@ -326,11 +330,11 @@ def _completed(variant: Variant, path: Path) -> Variant:
 
 # How long jobs take, roughly: for their order, for the time that is left, and for `--list`.
 # Measured on one core of a server of 2023. Nothing but the display and the order depends on it.
-_BEGIN = 0.8  # seconds of any job: data, model, files, evaluations
+_BEGIN = 0.6  # seconds of any job: data, model, files, evaluations
 _PROCESS = 4.0  # seconds of a process: imports
-_MESSAGE = {"mnist": 0.1, "mnist-devices": 0.1, "shakespeare": 190.0}  # milliseconds, trained
+_MESSAGE = {"mnist": 0.1, "mnist-devices": 0.1, "shakespeare": 250.0}  # milliseconds, trained
 _APPENDED = 0.8  # and of drawing its appended numbers
-_FACTOR, _CELLS, _POWER = 42.0, 1300, 2.8  # milliseconds of the factor of so many cells' noise
+_FACTOR, _CELLS, _POWER = 25.0, 1300, 2.8  # milliseconds of the factor of so many cells' noise
 
 
 def seconds_of(job: Job) -> float:
@@ -349,7 +353,7 @@ def seconds_of(job: Job) -> float:
         factor = _FACTOR * (run["rows"] * run["cols"] / _CELLS) ** _POWER
         # With the least padding each message has another length, and a factor of its own.
         message += _APPENDED + factor / (1 if run.get("appended") == "least" else workers)
-    return float(_BEGIN + run.get("fedavg_rounds", run["rounds"]) * workers * message / 1000)
+    return float(_BEGIN + run["rounds"] * workers * message / 1000)
 
 
 def wall_seconds(jobs: Iterable[Job], processes: int) -> float:

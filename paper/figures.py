@@ -17,14 +17,13 @@ from typing import Any
 from diffsketch.pages.exhibits import Axis, Cell, Exhibit, Mark, Plot, Series, Table
 from diffsketch.privacy.claim import Epsilon, Relation, Scope, Trust, Unit
 from paper.experiments import Experiment, Results, texts
+from paper.methods import COORDINATE as COORDINATE
 
 Fact = float | str | bool | None
 """A number that was measured; None where there is none, such as an accuracy of no finished run."""
 Row = tuple[Cell, ...]
 Record = dict[str, Any]
 Records = Mapping[str, Sequence[Record]]
-COORDINATE = Scope(Unit.COORDINATE, Relation.REPLACE, Trust.LOCAL)
-"""The scope of the paper's epsilons, and of the repair of its padding."""
 SECURE_SUM = Scope(Unit.CLIENT, Relation.REPLACE, Trust.DISTRIBUTED)
 """The scope of cpSGD's."""
 _STYLE = {"dashed", "role", "epsilon", "epsilon_text", "ended", "note"}

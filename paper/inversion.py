@@ -25,21 +25,21 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from diffsketch.auditing.attacks import Numbers, matrix_of
+from diffsketch.auditing.attacks import Numbers
 from diffsketch.auditing.audits import epsilon_to_json
-from diffsketch.methods.paper import add_laplace
+from diffsketch.methods import DiffSketch
 from diffsketch.privacy.claim import Basis, Epsilon
 from diffsketch.privacy.noise import NoiseKey
-from diffsketch.privacy.theorems import claimed_per_round, estimates
+from diffsketch.privacy.theorems import claimed_per_round, estimates, least_padding
 from diffsketch.sketch import CountSketch, SketchKey
 from diffsketch.training.data import load_mnist
-from paper.figures import COORDINATE
 from paper.measurements import Found, Given, MeasurementSettings, Progress, Whole
+from paper.methods import COORDINATE
 
 CLASSES, SIDE = 10, 28
 DIM = CLASSES * (SIDE * SIDE + 1)
 ROWS = 7
-COLS = (112, 22, 6)  # 10, 51 and 187 coordinates per cell
+COLS = (22, 15, 6)  # 51, 75 and 187 coordinates per cell
 BATCH = 10
 _PUBLIC_PER_CLASS = 1000
 _TEXTURE = 0.02  # standard deviation of what a thousand images do not show of the others
@@ -69,9 +69,11 @@ class SentGradients:
 
 class _Inversion(MeasurementSettings):
     case: Literal["inversion"]
-    images: Whole  # of single images, which are attacked no more; part of the keys of recorded runs
     batches: Annotated[int, Field(ge=1, le=100)]
     per_round: float | None = None
+    least: Whole = (
+        0  # the most that is appended, in lengths of the vector; 0 for Laplace noise alone
+    )
 
 
 # --- messages --------------------------------------------------------------------------------
@@ -88,35 +90,44 @@ def gradients_of(images: Numbers, labels: Labels) -> Tensor:
 
 
 def messages_of(
-    gradients: Tensor, *, seed: int, per_round: float | None = None
+    gradients: Tensor, *, seed: int, per_round: float | None = None, least: int = 0
 ) -> Iterator[SentGradients]:
-    """Sketch gradients in tables of each size: as they are, or as DiffSketch does for an epsilon.
+    """Sketch gradients in tables of each size: as they are, or with noise for an epsilon.
 
-    The attack takes the median variance of DiffSketch's noise for all messages: each has its own,
-    by an alpha that only its sender knows.
+    That is what DiffSketch sends, with the least padding that each message needs, up to `least`
+    lengths of the vector; with 0 it is the baseline, Laplace noise. The attack takes the median
+    variance of the noise for all messages: each has its own, by a deviation or an alpha that only
+    its sender knows.
     """
     alpha, sigma = estimates(gradients)
+    # Where nine coordinates in ten are zero, the largest stands in for alpha.
+    bound = torch.where(alpha > 0, alpha, gradients.abs().amax(dim=-1))
     for cols in COLS:
-        sketch, hashes = CountSketch(DIM, ROWS, cols), SketchKey.from_integer(seed).seed(cols)
-        tables = sketch.encode(gradients, hashes)
-        claims = claimed_per_round(DIM, ROWS, cols, alpha=alpha, sigma=sigma)
-        name, claimed, variance = "bare sketch", float(claims.median()), 0.0
+        hashes, padding = SketchKey.from_integer(seed).seed(cols), least * DIM
+        sketch, size = CountSketch(DIM + padding, ROWS, cols), (DIM, ROWS, cols)
+        tables = sketch.encode(gradients, hashes, offset=0)
+        name, variance = "bare sketch", 0.0
+        claimed = float(claimed_per_round(*size, alpha=alpha, sigma=sigma).median())
         if per_round is not None:
-            name, claimed = f"DiffSketch at epsilon {per_round:g}", per_round
-            weak = ~(claims <= per_round)
             noise = NoiseKey.from_integer(seed).source(worker=1, round_index=cols)
-            if bool(weak.any()):
-                tables[weak] = add_laplace(
-                    tables[weak], gradients[weak], noise,
-                    alpha=alpha[weak], rows=ROWS, per_round=per_round,
-                )  # fmt: skip
-            # Where nine coordinates in ten are zero, the largest stands in for alpha.
-            bound = torch.where(alpha > 0, alpha, gradients.abs().amax(dim=-1)) * weak
-            variance = 2 * float((2 * ROWS * bound / per_round).median()) ** 2
+            appended: Literal["least", "fixed"] = "least" if least else "fixed"
+            method = DiffSketch(*size, per_round=per_round, padding=padding, appended=appended)
+            encoded = method.encode(gradients, hashes, noise)
+            tables, claimed = encoded.messages, per_round
+            lengths, reached = least_padding(
+                per_round, *size, alpha=alpha, sigma=sigma, most=padding
+            )
+            laplace = 2 * (2 * ROWS * bound / per_round) ** 2
+            # Each cell gets its share of the appended numbers, or Laplace noise.
+            share = torch.where(reached <= per_round, sigma**2 * lengths / cols, laplace)
+            variance = float(share.median())
+            name = f"{'DiffSketch' if least else 'Laplace on sketches'} at epsilon {per_round:g}"
         yield SentGradients(
-            f"{name}, {sketch.compression:.0f}x smaller, batch of {BATCH}",
-            tables.flatten(start_dim=1).numpy(),
-            matrix_of(sketch, hashes),
+            f"{name}, {DIM / (ROWS * cols):.0f}x smaller, batch of {BATCH}",
+            tables.flatten(start_dim=1).double().numpy(),
+            sketch.encode(torch.eye(DIM, dtype=torch.float64), hashes, offset=0)
+            .flatten(1)
+            .T.numpy(),
             variance + _ROUNDING,
             Epsilon(claimed, 0.0, 1, Basis.CLAIMED, COORDINATE),
         )
@@ -142,9 +153,8 @@ def _public() -> Prior:
 def measure_inversion(settings: Given, *, seed: int, on_progress: Progress) -> Found:
     """Attack sketches of the mean gradient of batches of ten test images of MNIST, in their order.
 
-    There are as many as `batches` says. With `per_round` the messages are those that DiffSketch
-    sends for this epsilon with nothing appended, else bare sketches. The seed fixes the hashes and
-    the noise.
+    There are as many as `batches` says. With `per_round` the messages have noise for this epsilon
+    (`messages_of`), else they are bare sketches. The seed fixes the hashes and the noise.
 
     The similarity of an image is the correlation of what is estimated for its class with the image,
     both less the public mean of the class: 0 for whoever learns nothing but the labels, 1 for a
@@ -158,7 +168,9 @@ def measure_inversion(settings: Given, *, seed: int, on_progress: Progress) -> F
     batch, means = np.repeat(np.arange(count), BATCH), prior.means[labels]
     truth = np.eye(CLASSES)[labels].reshape(count, BATCH, CLASSES).sum(axis=1)
     rows = []
-    for message in messages_of(gradients, seed=seed, per_round=options.per_round):
+    for message in messages_of(
+        gradients, seed=seed, per_round=options.per_round, least=options.least
+    ):
         numbers, beyond = recover_batches(message, prior)
         similarities = _similarities(beyond[batch, labels], images - means)
         in_common = np.minimum(truth, likeliest(numbers)).sum(axis=1)

@@ -27,7 +27,7 @@ from diffsketch.methods import Method
 from diffsketch.methods.base import Encoder
 from diffsketch.methods.plain import PlainSketch
 from diffsketch.privacy.noise import Noise
-from diffsketch.privacy.theorems import claimed_per_round, estimates
+from diffsketch.privacy.theorems import claimed_per_round, estimates, least_padding
 from diffsketch.sketch import CountSketch, SketchKey
 from diffsketch.training.rounds import mask_bytes
 from diffsketch.training.simulation import Simulation
@@ -232,11 +232,11 @@ class LocalEpsilonSettings(MeasurementSettings):
     table_rows: Whole  # rows of the tables
     widths: Wholes  # their columns
     paddings: Wholes  # appended numbers, in lengths of the vector
+    least: Whole  # the most that may be appended where each message has the least that it needs
     requirements: Floats  # epsilons that a message may have without noise
     ratio: Annotated[float, Field(gt=0)] = 1.645  # clip over deviation of the appended numbers
     delta: float = 1e-5  # of what is proven
     proven_hashes: Whole  # for the hashes of how many rounds it is computed; 0 for none
-    fedavg_rounds: Whole | None = None  # stands for `rounds` in FedAvg
     signed_alpha: bool = False  # whether alpha is the percentile of signed values, not of sizes
 
 
@@ -247,8 +247,6 @@ def measure_local_epsilon(settings: Given, *, seed: int, on_progress: Progress) 
     its own table and noise) gives those of all. Beside it, what is proven of the repaired padding.
     """
     options, run = LocalEpsilonSettings.read_with_run(settings)
-    if options.fedavg_rounds is not None:
-        run["rounds"] = options.fedavg_rounds
     simulation = simulation_of(run, seed=seed)
     by_round = []
     for seen in observe(
@@ -258,9 +256,11 @@ def measure_local_epsilon(settings: Given, *, seed: int, on_progress: Progress) 
         alpha = signed_alpha(seen.vectors) if options.signed_alpha else alpha
         by_round.append((alpha / sigma).numpy())
     ratios, dim = np.concatenate(by_round), simulation.method.dim
-    tables = []
+    tables, least = [], []
     for cols in options.widths:
         sketch = CountSketch(dim, options.table_rows, cols)
+        needs = needs_noise_at_least(ratios, sketch, options.requirements, most=options.least * dim)
+        least.append({"cols": cols, "compression": sketch.compression, "needs_noise": needs})
         for lengths in options.paddings:
             padding = lengths * dim
             claims = claims_of(ratios, sketch, padding=padding, requirements=options.requirements)
@@ -274,6 +274,7 @@ def measure_local_epsilon(settings: Given, *, seed: int, on_progress: Progress) 
         "messages": len(ratios),
         "edges": _EPSILON_EDGES.tolist(),
         "tables": tables,
+        "least": least,
     }
 
 
@@ -296,6 +297,20 @@ def claims_of(
         "needs_noise": {f"{each:g}": float((epsilons > each).mean()) for each in requirements},
         "counts": np.histogram(limited, bins=_EPSILON_EDGES)[0].tolist(),
     }
+
+
+def needs_noise_at_least(
+    ratios: Numbers, sketch: CountSketch, requirements: Sequence[float], *, most: int
+) -> dict[str, float]:
+    """The share of messages for which no appended noise suffices that has at most this length."""
+    alpha, shares = torch.from_numpy(ratios), {}
+    for epsilon in requirements:
+        _, claimed = least_padding(
+            epsilon, sketch.dim, sketch.rows, sketch.cols,
+            alpha=alpha, sigma=torch.ones_like(alpha), most=most,
+        )  # fmt: skip
+        shares[f"{epsilon:g}"] = float((claimed > epsilon).double().mean())
+    return shares
 
 
 def proven_of(

@@ -35,12 +35,12 @@ from diffsketch.privacy.theorems import factor, padded_tables
 from diffsketch.sketch import CountSketch, HashSeed
 from diffsketch.sketch.hashing import columns_and_signs
 
+COORDINATE = Scope(Unit.COORDINATE, Relation.REPLACE, Trust.LOCAL)
+"""The scope of the paper's epsilons, and of the repair of its padding."""
 _DELTA = 1e-5  # of Gaussian noise
-_READINGS = {"percentile": ("sizes", "signed"), "added": ("laplace", "gaussian")}
 MOST_CELLS = 4096
 """Tables up to this size are factored: a dense matrix of 128 MiB. Of others nothing is proven."""
 _UNIT = 2.0**-53  # of rounding
-_SCOPE = Scope(Unit.COORDINATE, Relation.REPLACE, Trust.LOCAL)
 
 
 # --- readings ----------------------------------------------------------------------------
@@ -72,9 +72,9 @@ class DiffSketchReading(DiffSketch):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, (first, second) in _READINGS.items():
-            value = getattr(self, name)
-            check(value in (first, second), name, f"be {first} or {second}", value)
+        known = self.percentile in ("sizes", "signed")
+        check(known, "percentile", "be sizes or signed", self.percentile)
+        check(self.added in ("laplace", "gaussian"), "added", "be laplace or gaussian", self.added)
 
     def _alpha_and_sigma(self, batch: Tensor) -> tuple[Tensor, Tensor]:
         alpha, sigma = super()._alpha_and_sigma(batch)
@@ -88,6 +88,8 @@ class DiffSketchReading(DiffSketch):
         if self.added == "laplace" or encoded.noised is None:
             return encoded
         tables, (alpha, _) = encoded.messages, self._alpha_and_sigma(batch)
+        # As `add_laplace`: where nine coordinates in ten are zero, the largest stands in.
+        alpha = torch.where(alpha > 0, alpha, batch.abs().amax(dim=-1).double())
         multiplier = gaussian_multiplier(epsilon=self.per_round, delta=_DELTA, rounds=1)
         scales = 2 * math.sqrt(self.rows) * multiplier * alpha * encoded.noised
         drawn = noise.normal(tuple(tables.shape), 1.0, dtype=tables.dtype).to(tables.device)
@@ -198,18 +200,20 @@ replace, local trust)
         cells = self.rows * self.cols
         if self.padding < cells:
             few = f"{self.padding} appended numbers leave {cells} cells partly without noise"
-            return NoClaim(_SCOPE, few)
+            return NoClaim(COORDINATE, few)
         if cells > MOST_CELLS:
-            return NoClaim(_SCOPE, f"a table of {cells} cells is too large to factor its noise")
+            return NoClaim(COORDINATE, f"a table of {cells} cells is too large to factor its noise")
         reach = coordinate_reach(self.sketch, seed, self.dim)
         if reach is None:
-            return NoClaim(_SCOPE, "the appended noise could not be shown to cover the whole table")
+            return NoClaim(
+                COORDINATE, "the appended noise could not be shown to cover the whole table"
+            )
         event = events.gaussian(self.std / (2 * self.clip * math.sqrt(reach)))
         text = (
             f"{self.padding} Gaussian numbers of standard deviation {self.std:.4g}, appended to "
             "the vector before it is sketched,"
         )
-        return SimulatedClaim(_SCOPE, event, text)
+        return SimulatedClaim(COORDINATE, event, text)
 
     def after_clipping(self, vectors: Tensor) -> Tensor:
         """Return the vectors with clipped coordinates."""

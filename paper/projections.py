@@ -16,11 +16,12 @@ Gaussian projection has no preferred one: the law of what is seen along it is th
 *SGM.* Each client clips its vector to norm 1, projects it with `R` (`size` by `dim`, entries
 `N(0, 1 / size)`), which the round's seed gives to all, and adds `N(0, std**2)` to each number. The
 paper's law holds for whoever sees a client's message alone. Its Theorems 2.2 and 3.1 are about the
-*model*, though, and get there by "post-processing": but the step is `R' (R sum(x) + noise)` (its
-Algorithm 2), and `R'` is not independent of what it decodes. Along the client's own direction `v`,
-the others' vectors being zero, the step is `|R v|**2 <x, v>` plus noise: the plain Gaussian
-mechanism's shift of `1 / std`, whether or not `R` is known. No choice of its constants mends that:
-with `std**2` of the order of `1 / sqrt(size)` the shift grows without bound as `size` does.
+*model*, though. As we read its Algorithm 2, the step there is `R' (R sum(x) + noise)`, and `R'` is
+not independent of what it decodes, so that the law of a message says nothing of the step. Along the
+client's own direction `v`, the others' vectors being zero, the step is `|R v|**2 <x, v>` plus
+noise: the plain Gaussian mechanism's shift of `1 / std`, whether or not `R` is known. No choice of
+its constants mends that: with `std**2` of the order of `1 / sqrt(size)` the shift grows without
+bound as `size` does.
 
 *Mixing* releases `S X + std Z`: S and Z are standard normal, and `X` has a row for each example, of
 norm 1 at most; the release has `size` rows, each a random combination of all. Given `X`, its rows

@@ -102,7 +102,8 @@ def test_secret_hashes(bound: float, holds: bool, monkeypatch: pytest.MonkeyPatc
 
 SETTINGS: dict[str, Any] = {
     "task": "mnist", "method": "sketch", "rows": 7, "cols": 15, "rounds": 2, "table_rows": 7,
-    "widths": "4, 15, 112", "paddings": "0, 20", "requirements": "0.1, 1", "proven_hashes": 1,
+    "widths": "4, 15, 112", "paddings": "0, 20", "requirements": "0.1, 1", "least": 20,
+    "proven_hashes": 1,
 }  # fmt: skip
 MEASURED = Measurement("MNIST", "local-epsilon", SETTINGS)
 

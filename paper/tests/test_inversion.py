@@ -26,9 +26,9 @@ from paper.inversion import (
 )
 
 
-def inverted(**settings: int) -> Any:
+def inverted(**settings: float) -> Any:
     """The attack on ten batches or as many as are given."""
-    whole = {"case": "inversion", "images": 1, "batches": 10, **settings}
+    whole = {"case": "inversion", "batches": 10, **settings}
     return measure_inversion(whole, seed=0, on_progress=lambda _: None)["batches"]
 
 
@@ -98,6 +98,18 @@ def test_batches_do_not_hide_images() -> None:
     found = inverted(batches=10)
     means = [row["mean_similarity"] for row in found]
     assert 0.9 > means[0] > means[1] > means[2] > 0.2
-    assert found[0]["labels_right"] > 0.95
+    assert found[0]["labels_right"] > 0.9
     assert all(row["labels_right"] > 0.75 for row in found)
     assert json.loads(json.dumps(found, allow_nan=False))[2]["claimed_by_theorem_1"]["epsilon"] > 0
+
+
+@pytest.mark.slow
+def test_appended_noise_hides_more_than_laplace_noise_alone() -> None:
+    """At the same epsilon, where a cell gets more of it, and both more than the bare sketch."""
+    bare, laplace, ours = (
+        inverted(**settings)[0]["mean_similarity"]
+        for settings in ({}, {"per_round": 1.0}, {"per_round": 1.0, "least": 1000})
+    )
+    assert bare > laplace + 0.15
+    assert laplace > ours + 0.1
+    assert ours > 0

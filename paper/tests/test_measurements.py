@@ -26,6 +26,7 @@ from paper.measurements import (
     measure_distributions,
     measure_local_epsilon,
     measure_masks,
+    needs_noise_at_least,
     observe,
     proven_of,
     shape_of,
@@ -177,7 +178,7 @@ def test_the_curve_is_that_of_a_run() -> None:
 RUN = {"task": "mnist", "method": "diffsketch", "rows": 7, "cols": 15, "padding": 15_700,
        "per_round": 1.0, "rounds": 4}  # fmt: skip
 OWN: dict[str, Any] = {"table_rows": 7, "widths": "15", "paddings": "2", "requirements": "0.1, 4",
-       "proven_hashes": 1}  # fmt: skip
+       "least": 1000, "proven_hashes": 1}  # fmt: skip
 
 
 @pytest.mark.parametrize("signed", [False, True])
@@ -220,6 +221,14 @@ def test_claims_of_known_ratios() -> None:
     none = claims_of(np.array([3.0]), sketch, padding=0, requirements=(1.0,))
     assert none["median"] is None
     assert none["finite_mean"] is None
+
+
+def test_messages_that_no_appended_noise_helps() -> None:
+    """The least padding is tried for each message, up to a length; those of one ratio agree."""
+    sketch, ratios = CountSketch(7850, 7, 22), np.array([1.645, 1.645, 3.0, 0.0])
+    # 7 x 22 and 1.645 need 244,566 appended numbers for epsilon 1, and 3.0 three times as many.
+    for most, share in ((244_565, 1.0), (244_566, 0.5), (10**7, 0.25)):
+        assert needs_noise_at_least(ratios, sketch, (1.0,), most=most) == {"1": share}
 
 
 def test_proven_of_the_repaired_padding() -> None:

@@ -145,6 +145,13 @@ def test_gaussian_noise_is_added_where_the_claim_falls_short_and_of_the_size_it_
     alpha = float(np.quantile(vector.abs().double().numpy(), 0.9))
     # Two deviations of an estimate from 2,100 cells are 3%; five, 8% (a false failure in 1e6).
     assert float(added.std()) == pytest.approx(3.73 * 2 * alpha * math.sqrt(7), rel=0.08)
+    # Nine coordinates in ten are zero: then the largest stands in for alpha, and noise is added.
+    sparse = torch.zeros(1, 400)
+    sparse[0, :20] = 3.0
+    added = wide.encode(sparse, SEED, noise).messages - CountSketch(400, 7, 300).encode(
+        sparse, SEED
+    )
+    assert float(added.std()) == pytest.approx(3.73 * 2 * 3.0 * math.sqrt(7), rel=0.08)
 
 
 @pytest.mark.parametrize(

@@ -100,14 +100,14 @@ def test_where_nothing_is_claimed() -> None:
 
 
 def test_what_is_sent_is_the_sketch_of_the_extended_vector() -> None:
-    method = small(clip=0.5)
+    method = small(clip=0.5, padding=30)  # too few for a factor to be worth it
     vectors = torch.linspace(-1, 1, 80).reshape(2, 40)
     noise = NoiseKey.from_integer(1).source(worker=0, round_index=0)
     tables = method.encode(vectors, SEED, noise).messages
     again = NoiseKey.from_integer(1).source(worker=0, round_index=0)
-    appended = again.normal((2, 90), 0.7, dtype=torch.float32)
+    appended = again.normal((2, 30), 0.7, dtype=torch.float32)
     extended = torch.cat([vectors.clamp(-0.5, 0.5), appended], dim=1)
-    assert torch.equal(tables, method.sketch.encode(extended, SEED))
+    torch.testing.assert_close(tables, method.sketch.encode(extended, SEED))
     assert not torch.equal(appended[0], appended[1])
 
 
@@ -129,7 +129,7 @@ def test_the_claim_is_that_of_the_rounds_hashes_and_kept_with_them() -> None:
 
 def test_groups_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     vectors = torch.randn(WORKERS, WIDE, generator=torch.Generator().manual_seed(5))
-    method = ProvenDiffSketch(WIDE, 7, 4, clip=1.0, padding=60, std=0.3)
+    method = ProvenDiffSketch(WIDE, 7, 4, clip=1.0, padding=40, std=0.3)
     check_groups(method, vectors, monkeypatch)
 
 

@@ -77,7 +77,7 @@ def test_the_noise_is_the_workers_own_whoever_else_adds_some(vectors: Tensor) ->
 
 
 def test_the_least_padding_is_what_theorem_1_needs_for_each_message(vectors: Tensor) -> None:
-    """Long ones are drawn by a factor of their own counts, short ones themselves."""
+    """Most numbers are drawn by a factor of a rounder length, the others themselves."""
     most, size, target = 7500, (7, 4), 0.44
     vectors = vectors.clone()
     vectors[4, 7] = 20.0  # its padding is between those of the first and the second
@@ -102,18 +102,19 @@ def test_the_least_padding_is_what_theorem_1_needs_for_each_message(vectors: Ten
         claim = theorem1(DIM + length, *size, alpha=alpha, sigma=sigma)
         claimed = float(claim.epsilon(delta=0.0, rounds=1))
         assert float(encoded.claimed[worker]) == pytest.approx(claimed, rel=1e-12)
-        own, stop = CohortNoise(KEY, [worker], round_index=0), DIM + length
-        if appended.is_factored(longer, DIM, stop):
-            lower = torch.linalg.cholesky(torch.from_numpy(gram(longer, SEED, DIM, stop)))
+        own = CohortNoise(KEY, [worker], round_index=0)
+        part, drawn = appended.factored_length(longer, length, shared=False), torch.zeros(size)
+        if part:
+            lower = torch.linalg.cholesky(torch.from_numpy(gram(longer, SEED, DIM, DIM + part)))
             drawn = (lower @ own.normal((1, 28), 1.0, dtype=torch.float64)[0]).reshape(size)
-        else:
-            numbers = own.normal((1, length), 1.0, dtype=torch.float32)
-            drawn = longer.encode(numbers, SEED, offset=DIM)[0].double()
+        if part < length:
+            numbers = own.normal((1, length - part), 1.0, dtype=torch.float32)
+            drawn = drawn + longer.encode(numbers, SEED, offset=DIM + part)[0].double()
         torch.testing.assert_close(message, bare[worker] + (sigma * drawn).float())
-    # All ways are taken: too many, a factor, a few numbers, none.
+    # All ways are taken: too many, none, a factor for most of them and the rest one by one.
     assert {-1, 0} < set(lengths)
-    factored = [appended.is_factored(longer, DIM, DIM + one) for one in lengths if one > 0]
-    assert sorted(factored) == [False, True, True]
+    parts = [appended.factored_length(longer, one, shared=False) for one in lengths if one > 0]
+    assert parts == [3584, 192, 6144]
     with pytest.raises(ArgumentError, match="padding must be >= 1"):
         DiffSketch(DIM, *size, per_round=target, appended="least")
 
@@ -142,12 +143,13 @@ def test_algorithm_1_queries_by_the_median(vectors: Tensor) -> None:
 
 
 def test_groups_change_nothing(vectors: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_groups(DiffSketch(DIM, 7, 4, per_round=1e12, padding=60), vectors, monkeypatch)
+    check_groups(DiffSketch(DIM, 7, 4, per_round=1e12, padding=40), vectors, monkeypatch)
 
 
 def check_groups(method: TableMethod, vectors: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers whose vectors do not fit into memory together get the same messages."""
-    assert not appended.is_factored(method.sketch, DIM, method.sketch.dim)
+    """Workers whose appended numbers do not fit into memory together get the same messages."""
+    padding = method.sketch.dim - DIM
+    assert appended.factored_length(method.sketch, padding, shared=True) == 0
     whole, parts = method.encode(vectors, SEED, noise()).messages, list[Tensor]()
     part = CohortNoise.part
 
@@ -156,7 +158,7 @@ def check_groups(method: TableMethod, vectors: Tensor, monkeypatch: pytest.Monke
         return part(own, rows)
 
     monkeypatch.setattr(CohortNoise, "part", recorded)
-    monkeypatch.setattr(appended, "_GROUP", 2 * method.sketch.dim)
+    monkeypatch.setattr(appended, "_GROUP", 2 * padding)
     assert torch.equal(method.encode(vectors, SEED, noise()).messages, whole)
     assert [rows.tolist() for rows in parts] == [[0, 1], [2, 3], [4, 5]]
 

@@ -16,7 +16,7 @@ from diffsketch import CountSketch, SketchKey
 from diffsketch.methods import DiffSketch
 from diffsketch.privacy import theorems as appended
 from diffsketch.privacy.noise import CohortNoise, FastNoise, NoiseKey
-from diffsketch.privacy.theorems import factor, is_factored, padded_tables
+from diffsketch.privacy.theorems import factor, factored_length, padded_tables
 from diffsketch.sketch.gram import gram
 from diffsketch.sketch.hashing import FAMILIES, Family
 
@@ -48,7 +48,7 @@ def noise_tables(
 def directly(sketch: CountSketch, std: float, number: int, patch: pytest.MonkeyPatch) -> Matrix:
     """The same with all the numbers drawn."""
     with patch.context() as way:
-        way.setattr(appended, "is_factored", lambda *_: False)
+        way.setattr(appended, "factored_length", lambda *_, **__: 0)
         return noise_tables(sketch, std, number)
 
 
@@ -80,7 +80,7 @@ def test_drawn_tables_have_the_covariance_of_appended_numbers(
     family: Family, dtype: torch.dtype
 ) -> None:
     sketch = sketch_of(family)
-    assert is_factored(sketch, DIM, sketch.dim)
+    assert factored_length(sketch, PADDING, shared=True) == PADDING
     unit = sketch.encode(torch.eye(sketch.dim, dtype=torch.float64), SEED)
     pad = unit.reshape(sketch.dim, -1).T.numpy()[:, DIM:]
     covered = 0.7**2 * pad @ pad.T
@@ -89,6 +89,33 @@ def test_drawn_tables_have_the_covariance_of_appended_numbers(
     assert not fits(tables, without_cross_rows(covered))
     assert not fits(tables, 0.9**2 * covered)  # a tenth too much noise
     assert not fits(tables + 0.1 * np.sqrt(covered.diagonal()), covered)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_lengths_of_their_own_share_a_factor(
+    family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most numbers by the factor of a rounder length, the rest one by one: the same covariance.
+
+    The controls leave the rest out, and draw the numbers of the factor a second time.
+    """
+    sketch = sketch_of(family, 440)
+    assert factored_length(sketch, 440, shared=False) == 384
+    vectors = torch.linspace(-1, 1, DIM, dtype=torch.float64).expand(COUNT, -1)
+    lengths, stds = torch.full((COUNT,), 440), torch.ones(COUNT, dtype=torch.float64)
+
+    def added(part: int) -> Matrix:
+        monkeypatch.setattr(appended, "factored_length", lambda *_, **__: part)
+        tables = padded_tables(
+            vectors, sketch, seed=SEED, std=stds, noise=FastNoise(8), lengths=lengths
+        )
+        return (tables - sketch.encode(vectors, SEED, offset=0)).reshape(COUNT, -1).numpy()
+
+    whole = gram(sketch, SEED, DIM, DIM + 440)
+    assert fits(added(384), whole)
+    assert fits(added(0), whole)
+    assert not fits(added(384), gram(sketch, SEED, DIM, DIM + 384))
+    assert not fits(added(384), whole + gram(sketch, SEED, DIM + 384, DIM + 440))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -125,7 +152,7 @@ def vectors_of(workers: int) -> Tensor:
 def test_a_workers_table_is_its_own(family: Family) -> None:
     """Alone, in any batch, and whoever else there is: also where the factor is at work."""
     method = DiffSketch(3000, 5, 16, per_round=1e9, padding=20_000, family=family)
-    assert is_factored(method.sketch, 3000, method.sketch.dim)
+    assert factored_length(method.sketch, 20_000, shared=True) == 20_000
     vectors = vectors_of(7)
     together = method.encode(vectors, SEED, CohortNoise(KEY, range(7), round_index=2)).messages
     for some in ([3], [6, 0], [1, 2, 4, 5]):
@@ -153,15 +180,15 @@ def test_each_worker_has_its_own_deviation(family: Family) -> None:
 
 def test_short_padding_is_appended() -> None:
     """Then the covariance is singular, or its factor costs more than it saves."""
-    for padding in (1, 23, 24, 90):
+    for padding in (1, 23, 24, 30):
         sketch = sketch_of("blocked", padding)
-        assert not is_factored(sketch, DIM, sketch.dim)
+        assert factored_length(sketch, padding, shared=True) == 0
         vectors = vectors_of(3)[:, :DIM]
         stds = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
         tables = padded_tables(vectors, sketch, seed=SEED, std=stds, noise=FastNoise(6))
         numbers = FastNoise(6).normal((3, padding), 1.0, dtype=torch.float32)
         extended = torch.cat([vectors, numbers * stds[:, None].float()], dim=1)
-        assert torch.equal(tables, sketch.encode(extended, SEED))
+        torch.testing.assert_close(tables, sketch.encode(extended, SEED))
 
 
 def test_singular_covariances_are_not_factored(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +198,7 @@ def test_singular_covariances_are_not_factored(monkeypatch: pytest.MonkeyPatch) 
     for number in range(40):
         seed = SketchKey.from_integer(number).seed(0)
         sketch = CountSketch(7, 2, 1, "pairwise")
-        assert is_factored(sketch, 5, 7)
+        assert factored_length(sketch, 2, shared=True) == 2
         singular = abs(np.linalg.det(gram(sketch, seed, 5, 7))) < 0.5
         found[bool(singular)] += 1
         assert (factor(sketch, seed, 5) is None) == singular

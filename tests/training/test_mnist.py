@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from diffsketch.errors import ArgumentError, DataError
-from diffsketch.training.data import load_mnist
+from diffsketch.training.data import load_mnist, mnist
 from diffsketch.training.data.mnist import MAX_BYTES, read_idx
 from tests.helpers.refusals import refused
 from tests.training.reference import idx_bytes
@@ -66,8 +66,9 @@ def test_embedded_splits_are_mnist(
 def test_flipped_bit_in_embedded_images_is_found(
     damaged: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    embedded = "diffsketch.training.data.mnist.embedded_file"
-    monkeypatch.setattr(embedded, lambda name: tmp_path / name)
+    monkeypatch.setattr(mnist, "embedded_file", lambda name: tmp_path / name)
+    # Without what other tests have read.
+    monkeypatch.setattr(mnist, "_embedded", mnist._embedded.__wrapped__)
     with pytest.raises(DataError, match=rf"{IMAGES}\.gz: damaged or unreadable"):
         load_mnist(split="test")  # the files are lost
     for name in (IMAGES, LABELS):

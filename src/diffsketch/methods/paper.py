@@ -167,7 +167,8 @@ class LaplaceBaseline(Method):
     The paper "assume[s] that the input gradients are bounded by a constant alpha with a 90%
     probability" and takes the 90th percentile of each worker's own vector for it. Another value of
     one coordinate then moves a vector by at most `2 alpha` in the L1 norm, and a table, where it is
-    in one cell of each row, by `2 alpha rows`: the noise has the scale `sensitivity / per_round`.
+    in one cell of each row, by `2 alpha rows`. The paper gives no scale; ours is that sensitivity
+    over `per_round`.
     Since one coordinate in ten exceeds alpha, and alpha comes from the private vector, these are no
     sensitivities, and what follows (`clip=None`) is claimed and not proven.
 

@@ -51,19 +51,19 @@ from diffsketch.privacy.claim import (
 )
 from diffsketch.privacy.noise import Noise
 from diffsketch.sketch.count_sketch import CountSketch
-from diffsketch.sketch.gram import gram, products
+from diffsketch.sketch.gram import add_gram, products
 from diffsketch.sketch.hashing import HashSeed, check_sizes
 from diffsketch.sketch.kernels.estimators import Combine
 from diffsketch.sketch.statistics import summaries
 
 # Nanoseconds, on a processor of 2.5 GHz: what appending numbers costs and what a factor does.
 _APPENDED = 12  # to draw a number and to add it to all rows
-_COUNTED = 1.1  # to count a coordinate, or a run of them, for two rows
-_CELL = 30  # to write a number of G
+_COUNTED = 0.5  # to count a coordinate, or a run of them, for two rows
+_CELL = 6  # to write a number of G
 _FACTORED = 0.012  # of a factorisation, times cells^3
 _WORKERS = 10  # of a small cohort, who share a factor
 
-_GROUP = 1 << 24  # numbers of extended vectors that are there at a time: 64 MiB
+_GROUP = 1 << 24  # appended numbers that are there at a time: 64 MiB
 
 _check_sizes = lru_cache(maxsize=64, typed=True)(check_sizes)  # the same in each round of a run
 _SCOPE = Scope(Unit.COORDINATE, Relation.REPLACE, Trust.LOCAL)
@@ -281,39 +281,47 @@ def factor(
     The last one is kept with the seed.
     """
     key, stop = ("factor", sketch, start), sketch.dim if stop is None else stop
-    # Counts of the span that was asked for last, and its factor.
-    counted, counts, lower = seed.memo.get(key, (start, 0.0, None))
-    if stop < counted:
-        counted, counts, lower = start, 0.0, None
+    # Counts of the span that was asked for last, and its factor. They are added to in place: what
+    # is interrupted must not find them again.
+    counted, counts, lower = seed.memo.pop(key, (start, None, None))
+    if counts is None or stop < counted:
+        cells = sketch.rows * sketch.cols
+        counted, counts, lower = start, np.zeros((cells, cells)), None
     if stop > counted:
         # G of a longer padding is that of a shorter one, and of the numbers between.
-        counts = counts + gram(sketch, seed, counted, stop)
+        add_gram(counts, sketch, seed, counted, stop)
         matrix = torch.from_numpy(counts)
         lower, info = torch.linalg.cholesky_ex(matrix)
         # Regular only if its least pivot is above what rounding can make of a zero.
         rounding = 16 * len(lower) * 2.0**-53 * float(matrix.trace())
         if info.item() != 0 or float(lower.diagonal().min()) ** 2 <= rounding:
             lower = None
-        seed.memo[key] = stop, counts, lower
+    seed.memo[key] = stop, counts, lower
     result: Tensor | None = lower
     return result
 
 
-def is_factored(sketch: CountSketch, start: int, stop: int) -> bool:
-    """Whether noise in the coordinates from `start` to `stop` is cheaper to draw by a factor of G.
+def factored_length(sketch: CountSketch, padding: int, *, shared: bool) -> int:
+    """How many of the appended numbers are cheaper to draw by a factor of G.
+
+    All or none if the length is `shared` by all workers. Otherwise, where the numbers between take
+    less time than a factor, a rounder length: one with three binary digits, then zeros.
 
     Decided by the sizes alone, for a cohort of ten: a worker's noise must not depend on how many
     others there are.
     """
     rows, cells = sketch.rows, sketch.rows * sketch.cols
-    padding = stop - start
     if padding < cells:
-        return False  # G is singular
+        return 0  # G is singular
     geometry = sketch.geometry
     # What is counted: a coordinate by itself, or a run, which costs as much however long it is.
     units = padding if sketch.family == "pairwise" else min(padding, geometry.runs)
     counted = _COUNTED * units * rows * (rows + 1) / 2
-    return counted + _CELL * cells**2 + _FACTORED * cells**3 < _WORKERS * _APPENDED * padding
+    factored = _CELL * cells**2 + _FACTORED * cells**3
+    if counted + factored >= _WORKERS * _APPENDED * padding:
+        return 0
+    rest = padding % (1 << max(0, padding.bit_length() - 3))
+    return padding if shared or _APPENDED * rest > factored else padding - rest
 
 
 def padded_tables(
@@ -336,26 +344,28 @@ def padded_tables(
     hashes alone.
     """
     dim, cells = vectors.shape[-1], sketch.rows * sketch.cols
-    full = torch.full((len(vectors),), sketch.dim - dim)
+    shared, full = lengths is None, torch.full((len(vectors),), sketch.dim - dim)
     lengths = full if lengths is None else lengths.cpu()
     # By the longer sketch, whose other coordinates count as zeros.
     tables = sketch.encode(vectors, seed, offset=0)
     # The shortest first, so that each factor goes on with the counts of the one before.
     for length in sorted(set(lengths.tolist()) - {0}):
-        workers, stop = (lengths == length).nonzero().flatten(), dim + length
-        lower = factor(sketch, seed, dim, stop) if is_factored(sketch, dim, stop) else None
-        if lower is not None:
+        workers = (lengths == length).nonzero().flatten()
+        begin = dim + factored_length(sketch, length, shared=shared)
+        lower = factor(sketch, seed, dim, begin) if begin > dim else None
+        if lower is None:
+            begin = dim
+        else:
             normals = noise.part(workers).normal((len(workers), cells), 1.0, dtype=torch.float64)
             mixed = torch.from_numpy(products(lower.numpy(), normals.numpy()))
             # L z has the covariance G: times the deviation, that of the appended numbers.
             drawn = mixed * std[workers].cpu().double()[:, None]
             tables[workers] += drawn.reshape(-1, sketch.rows, sketch.cols).to(tables)
-            continue
+        made = dim + length - begin
         # In groups: a thousand vectors with 20n appended numbers would not fit into memory.
-        for group in workers.split(max(1, _GROUP // stop)):
-            normals = noise.part(group).normal((len(group), length), 1.0, dtype=vectors.dtype)
+        for group in workers.split(max(1, _GROUP // max(1, made))) if made else ():
+            normals = noise.part(group).normal((len(group), made), 1.0, dtype=vectors.dtype)
             appended = normals.to(vectors.device)
             appended *= std[group, None].to(appended)
-            extended = torch.cat([vectors[group], appended], dim=-1)
-            tables[group] = sketch.encode(extended, seed, offset=0)
+            tables[group] += sketch.encode(appended, seed, offset=begin)
     return tables

@@ -27,12 +27,23 @@ _CHUNK = 512  # runs or coordinates that are hashed at a time
 
 def gram(layout: SketchLayout, seed: HashSeed, start: int, stop: int) -> Matrix:
     """`S S'` of the coordinates from `start` to `stop`: `(rows * cols, rows * cols)`, exact."""
+    cells = layout.rows * layout.cols
+    matrix = np.zeros((cells, cells))
+    add_gram(matrix, layout, seed, start, stop)
+    return np.tril(matrix) + np.tril(matrix, -1).T
+
+
+def add_gram(matrix: Matrix, layout: SketchLayout, seed: HashSeed, start: int, stop: int) -> None:
+    """Add `S S'` to the lower triangle of a matrix, which is all that a factorisation reads.
+
+    Above the diagonal, the squares of a row with itself are filled, too, and nothing else.
+    """
     rows, cols, words = layout.rows, layout.cols, seed.words_for(layout.rows)
     # No count is larger than the number of coordinates.
     kind = np.int32 if stop - start < 1 << 31 else np.int64
     # One table for each pair of rows `j >= k`: the matrix is symmetric.
     counts = np.zeros((rows * (rows + 1) // 2, cols, cols), kind)
-    out = np.zeros((rows, cols, rows, cols))
+    out = matrix.reshape(rows, cols, rows, cols)
     codes, signs = np.empty((_CHUNK, rows), np.int64), np.empty((2, _CHUNK), np.uint32)
     if layout.family == "pairwise":
         # A coordinate is a run of length 1: its stretch is a single cell.
@@ -45,7 +56,6 @@ def gram(layout: SketchLayout, seed: HashSeed, start: int, stop: int) -> Matrix:
             )
             _add_stretches(counts, low, size, out)
             counts[:] = 0
-    return out.reshape(rows * cols, rows * cols)
 
 
 def products(lower: Matrix, vectors: Matrix) -> Matrix:
@@ -106,13 +116,22 @@ def _count_runs(start, stop, runs, cols, words, codes, signs, counts):
 
 @njit
 def _count_pairs(codes, count, counts):
-    pair = 0
+    cols, pair = counts.shape[1], 0
+    # A loop that the compiler vectorises, then one that only adds: three times faster than one.
+    by_row = np.empty((codes.shape[1], count), np.uint32)
+    places, products = np.empty(count, np.uint64), np.empty(count, np.int32)
     for j in range(codes.shape[1]):
+        for i in range(count):
+            by_row[j, i] = codes[i, j]
         for k in range(j + 1):
+            table = counts[pair].reshape(-1)
             for i in range(count):
-                code, other_code = codes[i, j], codes[i, k]
+                code, other_code = by_row[j, i], by_row[k, i]
+                places[i] = (code >> 1) * cols + (other_code >> 1)
                 # The product of two signs is 1 where their lowest bits agree, -1 where not.
-                counts[pair, code >> 1, other_code >> 1] += 1 - 2 * ((code ^ other_code) & 1)
+                products[i] = 1 - 2 * np.int32((code ^ other_code) & 1)
+            for i in range(count):
+                table[places[i]] += products[i]
             pair += 1
 
 
@@ -120,27 +139,32 @@ def _count_pairs(codes, count, counts):
 def _add_stretches(counts, low, size, out):
     """Add each count to `size` cells of its diagonal, from `low` after its own on.
 
-    What a cell gets is a sum over a window, which moves along the diagonal.
+    What a cell gets is a sum over a window, which moves along the diagonal: `totals[d]` is that of
+    the diagonal that begins in column d. Exact in whole numbers, where sliding a window in floats
+    would gather rounding errors.
     """
     rows, cols = out.shape[0], out.shape[1]
-    line = np.empty(2 * cols, np.int64)  # a diagonal twice, for windows that go around its end
+    twice = np.empty((cols, 2 * cols), counts.dtype)  # rows that may be read around their end
+    totals = np.empty(cols, np.int64)
     end = (cols - low) % cols + 1
-    begin = (end + cols - size) % cols
+    begin = end + cols - size
     for j in range(rows):
         for k in range(j + 1):
             table = counts[j * (j + 1) // 2 + k]
-            for far in range(cols):
-                for a in range(cols):
-                    line[a] = table[a, a - far if a >= far else a - far + cols]
-                    line[cols + a] = line[a]
-                # Exact in whole numbers: sliding a window in floats would gather rounding errors.
-                total = line[begin : begin + size].sum()
-                for a in range(cols):
-                    b = a - far if a >= far else a - far + cols
-                    out[j, a, k, b] += total
-                    if j != k:
-                        out[k, b, j, a] += total
-                    total += line[end + a] - line[begin + a]
+            twice[:, :cols], twice[:, cols:] = table, table
+            totals[:] = 0
+            for a in range(begin, begin + size):
+                totals += twice[a % cols, a % cols : a % cols + cols]
+            for a in range(cols):
+                cells = out[j, a, k]
+                for d in range(cols - a):
+                    cells[a + d] += totals[d]
+                for d in range(cols - a, cols):
+                    cells[a + d - cols] += totals[d]
+                first, last = (begin + a) % cols, (end + a) % cols
+                enters, leaves = twice[last, last : last + cols], twice[first, first : first + cols]
+                for d in range(cols):
+                    totals[d] += enters[d] - leaves[d]
 
 
 @compiled

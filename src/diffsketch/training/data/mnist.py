@@ -6,6 +6,7 @@ import gzip
 import math
 import struct
 import zlib
+from functools import cache
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import IO, Literal
@@ -123,11 +124,7 @@ def load_mnist(directory: Path | str | None = None, *, split: Literal["train", "
     prefix = {"train": "train", "test": "t10k"}[split]
     parts = ((f"{prefix}-images", 3), (f"{prefix}-labels", 1))  # names, and dimensions
     if directory is None:
-        images, labels = (
-            read_idx(embedded_file(f"{name}-idx{ndim}-ubyte.gz"), ndim=ndim, sha256=_SHA256[name])
-            for name, ndim in parts
-        )
-        return Examples(images, labels)
+        return Examples(*(_embedded(name, ndim).clone() for name, ndim in parts))
     folder = Path(directory)
     try:
         present = {entry.name for entry in folder.iterdir() if entry.is_file()}
@@ -148,6 +145,12 @@ def load_mnist(directory: Path | str | None = None, *, split: Literal["train", "
             f"expected as many labels as images, found {len(images)} images, {len(labels)} labels"
         )
     return Examples(images, labels)
+
+
+@cache  # hundreds of runs in one process would unpack them again, a quarter of a second each
+def _embedded(name: str, ndim: int) -> Tensor:
+    file = embedded_file(f"{name}-idx{ndim}-ubyte.gz")
+    return read_idx(file, ndim=ndim, sha256=_SHA256[name])
 
 
 def load_images(
