@@ -160,6 +160,7 @@ SPECS: dict[str, Callable[[float], str]] = {
     "times": times,
     "points": lambda difference: f"{100 * difference:+.1f} points",
     "epsilon": lambda value: "no claim" if math.isinf(value) else rounded_up(value),
+    "bytes": lambda value: "never" if math.isinf(value) else f"{value:,.0f}",
     "lower": rounded_down,
 }
 
@@ -392,16 +393,23 @@ def audits(claim: Statement, facts: Facts) -> Iterator[Case]:
         }
 
 
-def inversions(_: Statement, facts: Facts) -> Iterator[Case]:
-    """Kinds of messages, DiffSketch's first, with how much of their images attacks recover.
+def inversions(claim: Statement, facts: Facts) -> Iterator[Case]:
+    """DiffSketch's messages at some `ratios`, and how much of their images attacks recover.
 
-    Of the labels of a batch of ten luck finds as many as there are classes in it on average.
+    Of the labels of a batch of ten luck finds as many as there are classes in it on average. Of
+    all other messages, `beside` has what is recovered.
     """
     similarities = facts.numbers("audit", "inversion/similarity/")
-    for message in sorted(similarities, key=lambda name: "DiffSketch" not in name):
+    judged, beside = list[Case](), list[str]()
+    for message, similarity in similarities.items():
         labels = facts.number("audit", f"inversion/labels/{message}")
-        yield {"message": message, "similarity": similarities[message], "labels": labels,
-               "luck": 1 - 0.9**10}  # fmt: skip
+        method, ratio = message.split(", ")[0], message.split(", ")[1].split()[0]
+        if method.startswith("DiffSketch") and ratio in claim.values["ratios"]:
+            judged.append({"ratio": ratio, "similarity": similarity, "labels": labels,
+                           "luck": 1 - 0.9**10})  # fmt: skip
+        else:
+            beside.append(f"{method}, {ratio}: {similarity:.2f}, {percent(labels)}")
+    yield from ({**case, "beside": "; ".join(beside)} for case in judged)
 
 
 # --- lines of the training figures -----------------------------------------------------------
@@ -437,6 +445,11 @@ def lines(claim: Statement, facts: Facts) -> Iterator[Case]:
                 }  # fmt: skip
 
 
+def _most_ratio(claim: Statement) -> float:
+    """The largest ratio that counts; a little more, since the paper rounds them."""
+    return 1.05 * float(claim.values.get("most_ratio", math.inf))
+
+
 def steps(claim: Statement, facts: Facts) -> Iterator[Case]:
     """Pairs of neighbours, by compression: an epsilon, or the bytes up until an accuracy."""
     curves: dict[str, list[tuple[float, float]]] = {}
@@ -451,7 +464,8 @@ def steps(claim: Statement, facts: Facts) -> Iterator[Case]:
                 if (ratio := line.number("compression")) is not None
             ]
     for name, curve in curves.items():
-        for (_, before), (ratio, after) in itertools.pairwise(sorted(curve)):
+        stated = sorted(each for each in curve if each[0] <= _most_ratio(claim))
+        for (_, before), (ratio, after) in itertools.pairwise(stated):
             yield {"panel": name, "ratio": ratio, "before": before, "after": after}
 
 
@@ -527,7 +541,10 @@ def leads(claim: Statement, facts: Facts) -> Iterator[Case]:
     settings, lacking = _settings(claim, facts)
     tests = sum(map(len, settings))
     for tried in settings:
-        panel, pair = _best(tried)
+        # What learns less than a constant answer leads nobody, if another reading learns more.
+        floor = claim.values.get("floor", 0.0)
+        learnt = [(at, two) for at, two in tried if (at.lines[two[0]].accuracy or 0.0) >= floor]
+        panel, pair = _best(learnt or tried)
         hit, gap = panel.leads(*pair, claim.values["least"], tests=tests), panel.gap(*pair)
         close = ", too close to tell" if hit is None else ""
         ours, other = (panel.lines[name] for name in pair)
@@ -579,7 +596,8 @@ def messages(claim: Statement, facts: Facts) -> Iterator[Case]:
     """A share of MNIST's messages by ratio, with the reading that serves it best.
 
     The paper appends noise, and does not say how much; and alpha may be the percentile of sizes or
-    of signed values. `bare` is the best share with nothing appended.
+    of signed values. `bare` is the best share with nothing appended, `further` what there is at
+    larger ratios than count.
     """
     choose = {"most": max, "least": min}[claim.values["best"]]
     shares: dict[str, dict[str, float]] = {}
@@ -587,13 +605,18 @@ def messages(claim: Statement, facts: Facts) -> Iterator[Case]:
         signed, padding, kind, ratio = name.split("/")  # of `MNIST` or `MNIST, signed alpha`
         if kind == claim.values["what"] and facts.counts("privacy-communication", padding + signed):
             shares.setdefault(ratio, {})[f"{padding} appended{signed}"] = value
+    cases, further = list[Case](), list[str]()
     for ratio, by_reading in shares.items():
         bare = {how: share for how, share in by_reading.items() if how.startswith("none")}
         read = bare if claim.values.get("bare") else by_reading
         if read:
             how = choose(read, key=read.__getitem__)
-            yield {"ratio": ratio, "how": how, "share": read[how],
-                   "bare": min(bare.values(), default=math.inf)}  # fmt: skip
+            if float(ratio.removesuffix("x")) <= _most_ratio(claim):
+                cases.append({"ratio": ratio, "how": how, "share": read[how],
+                              "bare": min(bare.values(), default=math.inf)})  # fmt: skip
+            else:
+                further.append(f"{percent(read[how])} at {ratio}")
+    yield from ({**case, "further": ", ".join(further)} for case in cases)
 
 
 def within(claim: Statement, facts: Facts) -> Iterator[Case]:
