@@ -2,10 +2,8 @@
 
 import os
 from collections.abc import Iterator
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -52,20 +50,3 @@ def restore_threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _mnist_is_unpacked_once() -> Iterator[None]:
-    """The embedded files stay in memory: to unpack them takes half a second, in most runs."""
-    from diffsketch.training.data import mnist
-
-    read, folder = mnist.read_idx, Path(str(mnist.embedded_file("x"))).parent
-    read_once = cache(read)
-
-    def read_or_copy(file: Path, **options: Any) -> Any:
-        embedded = file.parent == folder
-        return read_once(file, **options).clone() if embedded else read(file, **options)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mnist, "read_idx", read_or_copy)
-        yield

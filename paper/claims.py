@@ -9,17 +9,17 @@ from __future__ import annotations
 import itertools
 import math
 import string
-import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
-from importlib import resources
+from pathlib import Path
 from typing import Any, TypeAlias
 
+from diffsketch.app.settings import read_toml
 from diffsketch.privacy.claim import Basis, Unit
-from paper.calculations import FORMULAS
+from paper.calculations import DELTA, FORMULAS
 from paper.figures import COORDINATE, SECURE_SUM, Fact
 from paper.rules import (
     CHANCE,
@@ -71,7 +71,6 @@ Verdicts: TypeAlias = Mapping[Statement, ClaimVerdict]
 
 # --- verdicts --------------------------------------------------------------------------------
 
-_DELTA = 1e-5
 _WORDS = 18  # of the cases of a claim that are written out; the data have all of them
 _MANY = 10  # seeds that close calls should have
 _CLIENT = replace(COORDINATE, unit=Unit.CLIENT)
@@ -79,7 +78,7 @@ _MEANINGS = {
     "claimed": meaning(Basis.CLAIMED),
     "measured_client": meaning(Basis.MEASURED, _CLIENT),
     "claimed_sum": meaning(Basis.CLAIMED, SECURE_SUM),
-    "proven_sum": meaning(Basis.PROVEN, SECURE_SUM, delta=_DELTA),
+    "proven_sum": meaning(Basis.PROVEN, SECURE_SUM, delta=DELTA),
     "audited": f"(claimed, and measured lower bounds; {COORDINATE}; one round, the audit's delta)",
 }
 
@@ -263,8 +262,7 @@ def configurations(
 @cache
 def _content() -> dict[str, Any]:
     """The file: its texts, what there is to say of each figure, and the claims."""
-    text = resources.files("paper").joinpath("claims.toml").read_text("utf-8")
-    data = tomllib.loads(text)
+    data = read_toml(Path(__file__).with_name("claims.toml"))
     data["claim"] = tuple(Statement(**each) for each in data["claim"])
     return data
 
@@ -294,10 +292,8 @@ def counts_text(counts: Mapping[str, int]) -> str:
     several = {"holds": "hold", "holds in part": "hold in part", "fails": "fail"}
     parts = []
     for name, count in counts.items():
-        verb = name if count == 1 else several.get(name, name)
-        if name not in several:
-            verb = f"{'is' if count == 1 else 'are'} {name}"
-        parts.append(f"{count} {verb}")
+        verbs = (name, several[name]) if name in several else (f"is {name}", f"are {name}")
+        parts.append(f"{count} {verbs[count != 1]}")
     return ", ".join(parts)
 
 

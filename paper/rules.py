@@ -236,11 +236,6 @@ class Panel:
     seeds: int  # how many
     choice: str = ""  # the reading that all of its lines have, if it is about one
 
-    @property
-    def setting(self) -> tuple[float | None, float] | str:
-        """The compression and epsilon that it is about; its name if it is about none."""
-        return self.name if self.epsilon is None else (self.ratio, self.epsilon)
-
     def find(self, method: str, reading: str = "") -> str | None:
         """The name of the line of a method; None if it has none."""
         lines = self.lines.items()
@@ -400,16 +395,16 @@ def inversions(claim: Statement, facts: Facts) -> Iterator[Case]:
     all other messages, `beside` has what is recovered.
     """
     similarities = facts.numbers("audit", "inversion/similarity/")
-    judged, beside = list[Case](), list[str]()
+    cases, beside, luck = list[Case](), list[str](), 1 - 0.9**10
     for message, similarity in similarities.items():
         labels = facts.number("audit", f"inversion/labels/{message}")
-        method, ratio = message.split(", ")[0], message.split(", ")[1].split()[0]
-        if method.startswith("DiffSketch") and ratio in claim.values["ratios"]:
-            judged.append({"ratio": ratio, "similarity": similarity, "labels": labels,
-                           "luck": 1 - 0.9**10})  # fmt: skip
+        method, ratio = message.partition("x smaller")[0].split(", ")
+        if method.startswith("DiffSketch") and float(ratio) in claim.values["ratios"]:
+            case = {"ratio": float(ratio), "similarity": similarity, "labels": labels}
+            cases.append({**case, "luck": luck})
         else:
-            beside.append(f"{method}, {ratio}: {similarity:.2f}, {percent(labels)}")
-    yield from ({**case, "beside": "; ".join(beside)} for case in judged)
+            beside.append(f"{method}, {ratio}x: {similarity:.2f}, {percent(labels)}")
+    yield from ({**case, "beside": "; ".join(beside)} for case in cases)
 
 
 # --- lines of the training figures -----------------------------------------------------------
@@ -516,7 +511,7 @@ def _settings(claim: Statement, facts: Facts) -> tuple[list[list[Pair]], list[st
             if panel.name not in values.get("panels", (panel.name,)):
                 continue
             for pair in panel.readings(upper, lower):
-                setting: Any = panel.setting
+                setting: Any = panel.name if panel.epsilon is None else (panel.ratio, panel.epsilon)
                 if "lines" in values:
                     named = [(panel.name, name) for name in pair]
                     setting = next((each for each in named if [*each] in values["lines"]), None)
@@ -557,11 +552,6 @@ def leads(claim: Statement, facts: Facts) -> Iterator[Case]:
         }  # fmt: skip
 
 
-def _reading(pair: Pair) -> tuple[str, tuple[str, str]]:
-    panel, names = pair
-    return panel.choice, names
-
-
 def grows(claim: Statement, facts: Facts) -> Iterator[Case]:
     """At the same compression the lead is `least` at the smaller epsilon, and more there.
 
@@ -575,14 +565,12 @@ def grows(claim: Statement, facts: Facts) -> Iterator[Case]:
     neighbours = [pair for each in ratios.values() for pair in itertools.pairwise(each)]
     tests = sum(len(smaller) for _, smaller in neighbours)
     for larger, smaller in neighbours:
-        best = _best(smaller)
-        after, second = best
-        alike = [pair for pair in larger if _reading(pair) == _reading(best)]
+        after, second = _best(smaller)
+        alike = [pair for pair in larger if (pair[0].choice, pair[1]) == (after.choice, second)]
         before, first = _best(alike or larger)
         was, gap = before.gap(*first), after.gap(*second)
         hit = after.leads(*second, claim.values["least"], tests=tests)
-        if hit and not (gap and was and gap.mean > was.mean):
-            hit = False
+        hit = hit and bool(gap and was and gap.mean > was.mean)  # None: too close to tell
         close = ", too close to tell" if hit is None else ""
         yield {"hit": hit, "tests": tests, "seeds": gap and gap.seeds, "lacking": lacking,
                "smaller": after.name, "second": f"{gap or 'diverged'}{close}",
