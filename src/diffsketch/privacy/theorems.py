@@ -302,7 +302,7 @@ def factor(
 
 
 def factored_length(sketch: CountSketch, padding: int, *, shared: bool) -> int:
-    """How many of the appended numbers are cheaper to draw by a factor of G.
+    """Count the appended numbers that are cheaper to draw by a factor of G.
 
     All or none if the length is `shared` by all workers. Otherwise, where the numbers between take
     less time than a factor, a rounder length: one with three binary digits, then zeros.
