@@ -30,7 +30,7 @@ from diffsketch.pages.pictures import picture, thumbnail
 from paper import claims
 from paper.claims import Standing, Verdicts
 from paper.experiments import Experiment, texts
-from paper.figures import Fact, Figure, exhibits_of, table
+from paper.figures import AllFacts, Figure, exhibits_of, table
 from paper.rules import Statement
 
 PICTURES = "images/reproduction"
@@ -108,7 +108,7 @@ def page_of(
     )
 
 
-def _across(facts: Mapping[str, Mapping[str, Fact]], verdicts: Verdicts) -> list[Section]:
+def _across(facts: AllFacts, verdicts: Verdicts) -> list[Section]:
     """Two sections: one configuration at a time, and what further panels would change."""
     columns, judged = claims.configurations(facts)
     headings = ("configuration", *(claim.label for claim in columns))

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import Any, TypeAlias
 
 from diffsketch.pages.exhibits import Axis, Cell, Exhibit, Mark, Plot, Series, Table
 from diffsketch.privacy.claim import Epsilon, Relation, Scope, Trust, Unit
@@ -21,6 +21,8 @@ from paper.methods import COORDINATE as COORDINATE
 
 Fact = float | str | bool | None
 """A number that was measured; None where there is none, such as an accuracy of no finished run."""
+AllFacts: TypeAlias = Mapping[str, Mapping[str, Fact]]
+"""The facts of all figures, by experiment and name."""
 Row = tuple[Cell, ...]
 Record = dict[str, Any]
 Records = Mapping[str, Sequence[Record]]
