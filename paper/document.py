@@ -68,12 +68,7 @@ def page_of(
         place = "textbook" if statement.kind == "textbook" else place
         by_section.setdefault(place, {})[statement] = verdict
     sections = [
-        section_of(
-            experiment,
-            figure,
-            row=claims.figure_row(experiment.name, facts),
-            verdicts=by_section.get(experiment.name, {}),
-        )
+        section_of(experiment, figure, facts, by_section.get(experiment.name, {}))
         for experiment, figure in sorted(figures, key=lambda each: _order(each[0]))
     ]
     sections += [
@@ -158,11 +153,7 @@ def claims_table(name: str, verdicts: Verdicts) -> Table:
 
 
 def section_of(
-    experiment: Experiment,
-    figure: Figure,
-    *,
-    row: Mapping[str, str],
-    verdicts: Verdicts,
+    experiment: Experiment, figure: Figure, facts: AllFacts, verdicts: Verdicts
 ) -> Section:
     """The section of an experiment: a row of what came out, the paper's figure, and its claims.
 
@@ -177,6 +168,7 @@ def section_of(
         "Numbers": [each for each in tables if each not in shown],
         **{each.title: [each] for each in details_of(experiment)},
     }
+    row = claims.figure_row(experiment.name, facts)
     worth = texts()["page"]["worth"].get(experiment.name, "")
     judged = any(variant.group != "proven" for variant in experiment.variants)
     standings = Counter(str(verdict.standing) for verdict in verdicts.values())
