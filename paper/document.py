@@ -212,20 +212,16 @@ def command_of(names: Sequence[str], *, reduced: bool) -> str:
 
 def details_of(experiment: Experiment) -> list[Exhibit]:
     """Tables of the paper's values, of deviations, and of runs and measurements; none empty."""
-    values = [
-        {"name": name, "value": value}
-        for name, value in experiment.paper.items()
-        if value != "not given"
-    ]
-    if missing := [name for name, value in experiment.paper.items() if value == "not given"]:
-        values.append({"name": ", ".join(missing), "value": "not given"})
+    given = {name: value for name, value in experiment.paper.items() if value != "not given"}
+    if missing := [name for name in experiment.paper if name not in given]:
+        given[", ".join(missing)] = "not given"
     parts = [
         {"name": part.name, "kind": part.kind, "seeds": len(experiment.jobs_of(part)),
          "settings": ", ".join(f"{key} = {value}" for key, value in part.settings.items())}
         for part in experiment.parts
     ]  # fmt: skip
     records = {
-        "values": values,
+        "values": [{"name": name, "value": value} for name, value in given.items()],
         "deviations": [asdict(each) for each in experiment.deviations],
         "parts": parts,
     }
