@@ -106,22 +106,18 @@ def page_of(
 def _across(facts: AllFacts, verdicts: Verdicts) -> list[Section]:
     """Two sections: one configuration at a time, and what further panels would change."""
     columns, judged = claims.configurations(facts)
-    headings = ("configuration", *(claim.label for claim in columns))
+    labels = [claim.label for claim in columns]
     rows = [(name, *(str(verdict.standing) for verdict in row)) for name, row in judged]
     together = []
-    for name, row in judged:
-        held = [
-            claim.label
-            for claim, verdict in zip(columns, row, strict=True)
-            if verdict.standing is Standing.HOLDS
-        ]
+    for name, *cells in rows:
+        held = [label for label, cell in zip(labels, cells, strict=True) if cell == Standing.HOLDS]
         together += [f"{name}: {', '.join(held)}"] if len(held) > 1 else []
     changed = [
         (claim.label, str(verdict.standing), str(beyond))
         for claim, verdict, beyond in claims.changed_beyond(facts, verdicts)
     ]
     about = texts()["configurations"]
-    first = table(about, "configurations", rows, headings)
+    first = table(about, "configurations", rows, ("configuration", *labels))
     second = table(texts()["beyond"], "beyond", changed)
     said = about["together"].format("; ".join(together)) if together else about["apart"]
     return [
