@@ -217,15 +217,12 @@ def _epsilon_of_message(
     For what is proven about a client, or by appended noise, whose guarantee depends on the hashes,
     it is the epsilon of the whole run, without a text: the run is what such a number is for.
     """
+    of_coordinate = epsilon.basis is not Basis.NONE and epsilon.scope.unit is Unit.COORDINATE
     if epsilon.basis is Basis.CLAIMED:
         # Theorem 1 and the paper's Laplace noise claim it without the delta that runs ask at, but
         # Gaussian noise is for that delta.
         epsilon = replace(epsilon, delta=0.0) if pure and per_round is not None else epsilon
-    elif (
-        epsilon.basis is Basis.NONE
-        or epsilon.scope.unit is not Unit.COORDINATE
-        or per_round is None
-    ):
+    elif per_round is None or not of_coordinate:
         return epsilon, ""
     else:
         epsilon = replace(epsilon, value=float(per_round), delta=0.0, rounds=1)
