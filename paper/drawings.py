@@ -70,17 +70,12 @@ def trained(experiment: Experiment, results: Results) -> Records:
         whole = max((line["accuracy"] or 0.0 for line in lines if line["whole"]), default=0.0)
         with_proof = any(line["proven"] for line in lines)
         for line in lines:
-            enough = [
-                point["up"] for point in line["curve"] if point["accuracy"] >= _TARGET * whole > 0
-            ]
-            line["bytes_to"] = enough[0] if enough else None
+            good = (each for each in line["curve"] if each["accuracy"] >= _TARGET * whole > 0)
+            line["bytes_to"] = next((each["up"] for each in good), None)
             line["repeated"] = with_proof and line["repeatable"]
     points = [{**line, **point} for line in every for point in line["curve"]]
-    return {
-        "lines": every,
-        "points": points,
-        "pairs": _pairs(panels, str(experiment.options.get("ours"))),
-    }
+    pairs = _pairs(panels, str(experiment.options.get("ours")))
+    return {"lines": every, "points": points, "pairs": pairs}
 
 
 def line_of(variant: Variant, runs: Sequence[Mapping[str, Any]]) -> Record:
