@@ -234,12 +234,10 @@ def _controls(experiment: Experiment, results: Results, lines: Sequence[Record])
     for control in measured_of(experiment, results):
         accuracy, spread = mean_and_spread([run["accuracy"] for run in control.by_seed])
         drifts = (run["curve"][-1].get("drift") for run in control.by_seed)
-        stays = control.settings.get("correction") == "drift"  # own masks stay with the worker
         controls.append({
             **control.settings, "line": control.name, "accuracy": accuracy, "spread": spread,
             "message_bytes": control.first["message_bytes"],
-            "mask_bytes": 0 if stays else control.first["mask_bytes"],
-            "drift": mean_or_none(drifts),
+            "mask_bytes": control.first["mask_bytes"], "drift": mean_or_none(drifts),
         })  # fmt: skip
         points += [
             {"line": control.name, "panel": panel, **point}
