@@ -108,7 +108,7 @@ def line_of(variant: Variant, runs: Sequence[Mapping[str, Any]]) -> Record:
     needed = "" if noised is None else f"; noise needed in {noised:.1%} of the messages"
     padding = config.get("padding")
     return {
-        **{name: first[name] for name in ("config", "dim", "message_bytes", "rounds")},
+        **{name: first[name] for name in ("config", "message_bytes", "rounds")},
         **{name: getattr(variant, name) for name in ("method", "reading", "group")},
         "line": variant.name,
         "proven": proven,
