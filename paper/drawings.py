@@ -313,7 +313,7 @@ def draw_audits(experiment: Experiment, results: Results) -> Figure:
     cases = [case_of(audit) for audit in audits if "measured_lower_bound" in audit.first]
     for case in cases:
         client = case["measured"].scope.unit is Unit.CLIENT
-        group = "laplace" if "Laplace noise" in case["title"] else "sketches"
+        group = "laplace" if "laplace" in case["case"] else "sketches"
         case["group"] = "clients" if client else group
         case["group_title"] = titles[case["group"]]
     secret = [secret_hashes(*sizes) for sizes in experiment.options.get("secret", ())]
