@@ -31,7 +31,6 @@ import hashlib
 import json
 import math
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -58,7 +57,7 @@ RUN = "run"
 @cache
 def texts() -> dict[str, dict[str, Any]]:
     """The content of `figures.toml`."""
-    return tomllib.loads(Path(__file__).with_name("figures.toml").read_text("utf-8"))
+    return read_toml(Path(__file__).with_name("figures.toml"))
 
 
 # Functions by name, imported when they are used: `--list` needs neither PyTorch nor pictures.
@@ -259,7 +258,7 @@ def load(name: str, *, reduced: bool, folder: Path = SETTINGS, complete: bool = 
     return replace(experiment, variants=tuple(variants), measurements=tuple(measurements))
 
 
-_OF_RUNS = ("name", "panels", "group", "reading", "seeds")
+_OF_RUNS = {field.name for field in dataclasses.fields(Variant)} - {"settings"}
 
 
 def _read(path: Path) -> Experiment:
