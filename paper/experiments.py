@@ -19,9 +19,9 @@ Keys of a file; all but those marked are required:
   if not given); `settings` (a table, empty if not given), which the measurement checks itself.
 * `[options]` (optional): for the drawing.
 
-A file without either is calculated as it is drawn. Settings of runs are completed with what their
-task and method have, so that the same run is found to be the same in two files. `--quick` takes one
-seed, and a tenth of the rounds and trials.
+A file with neither runs nor measurements is calculated as it is drawn. Settings of runs are
+completed with what their task and method have, so that the same run is found to be the same in two
+files. `--quick` takes one seed, and a tenth of the rounds and trials.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def texts() -> dict[str, dict[str, Any]]:
 
 
 # Functions by name, imported when they are used: `--list` needs neither PyTorch nor pictures.
-FIGURES = {
+DRAWINGS = {
     name: f"paper.drawings:{entry['draw']}" for name, entry in texts().items() if "draw" in entry
 }
 MEASUREMENTS = {
@@ -179,7 +179,7 @@ class Experiment:
     title: _Text
     place: _Text
     says: _Text
-    drawing: Annotated[str, AfterValidator(_name_in(FIGURES))]
+    drawing: Annotated[str, AfterValidator(_name_in(DRAWINGS))]
     paper: Mapping[str, _Text] = Field(default_factory=dict)
     deviations: tuple[Deviation, ...] = Field(default=(), validation_alias="deviation")
     seeds: _Count = 5

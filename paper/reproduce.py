@@ -23,7 +23,7 @@ from diffsketch.pages.page import write_page
 from paper.claims import Verdicts, judged, summary_text
 from paper.document import Made, command_of, notice_of, page_of, write_document
 from paper.experiments import (
-    FIGURES,
+    DRAWINGS,
     FORMAT,
     SETTINGS,
     Experiment,
@@ -189,7 +189,7 @@ def _drawn(
         for count, experiment in enumerate(experiments):
             show(count / len(experiments))
             try:
-                figure = resolve_name(FIGURES[experiment.drawing])(experiment, results)
+                figure = resolve_name(DRAWINGS[experiment.drawing])(experiment, results)
             except DiffSketchError as error:
                 error.args = (f"{error} (while drawing {experiment.name})",)
                 raise

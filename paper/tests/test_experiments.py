@@ -15,7 +15,7 @@ from diffsketch.errors import ArgumentError, DataError
 from diffsketch.training.tasks import load_task
 from paper import METHODS
 from paper.experiments import (
-    FIGURES,
+    DRAWINGS,
     MEASUREMENTS,
     Experiment,
     Job,
@@ -168,7 +168,7 @@ def test_runs_can_be_built(
 
 
 def test_files_of_the_package_fit_together(loaded: dict[tuple[str, bool], Experiment]) -> None:
-    assert all(callable(resolve_name(one)) for one in (*FIGURES.values(), *MEASUREMENTS.values()))
+    assert all(callable(resolve_name(one)) for one in (*DRAWINGS.values(), *MEASUREMENTS.values()))
     for name in names():
         full, less = (loaded[name, reduced] for reduced in (False, True))
         assert (full.reduced, less.reduced) == (False, True)

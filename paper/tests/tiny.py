@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from diffsketch.pages.exhibits import Table
-from paper.experiments import FIGURES, MEASUREMENTS, Experiment, Results
+from paper.experiments import DRAWINGS, MEASUREMENTS, Experiment, Results
 from paper.figures import Figure
 
 HEAD = 'title = "Tiny"\nplace = "Figure 0"\nsays = "It is small."\ndrawing = "tiny"\n'
@@ -66,7 +66,7 @@ def measure(
 
 def register(patch: pytest.MonkeyPatch, **functions: Callable[..., Any]) -> None:
     """Make the drawing and the measurement known, in this process; or others in their place."""
-    patch.setitem(FIGURES, "tiny", f"{__name__}:draw")
+    patch.setitem(DRAWINGS, "tiny", f"{__name__}:draw")
     patch.setitem(MEASUREMENTS, "tiny", f"{__name__}:measure")
     for name, function in functions.items():
         patch.setattr(f"{__name__}.{name}", function)
