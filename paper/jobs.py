@@ -38,9 +38,8 @@ _FORMAT = "diffsketch result 1"
 _COMPUTING = ("app", "methods", "privacy", "sketch", "training", "wire")
 _MEASURING = ("auditing",)
 _HERE = Path(__file__).parent
-_OWN = (
-    "measurements.py", "audits.py", "inversion.py", "projections.py",
-)  # fmt: skip
+# Of this package; a module is added here when a measurement imports it.
+_OWN = ("measurements.py", "audits.py", "inversion.py", "projections.py")
 
 
 class _Interrupted(Exception):  # noqa: N818 - not an error
