@@ -29,11 +29,11 @@ from paper.figures import (
     Measured,
     Record,
     Records,
+    band_of,
     draw,
     mean_and_spread,
     mean_or_none,
     measured_of,
-    share_of,
 )
 
 # --- training runs ---------------------------------------------------------------------------
@@ -119,7 +119,7 @@ def line_of(variant: Variant, runs: Sequence[Mapping[str, Any]]) -> Record:
         "accuracies": line.values("accuracy"),
         "accuracy": accuracy,
         "spread": spread,
-        **share_of(accuracy, spread),
+        **band_of(accuracy, spread),
         "noised": noised,
         "diverged": ends["diverged"] + ends["diverging"],
         "runs": len(runs),
@@ -171,7 +171,7 @@ def points_of(line: RunLine, share: float = 1.0) -> list[Record]:
         index = min(point["round"] for point in column)
         points.append({
             "round": index, "uploads": index * share, "up": up, "bytes": up + down,
-            "accuracy": accuracy, **share_of(accuracy, spread),
+            "accuracy": accuracy, **band_of(accuracy, spread),
         })  # fmt: skip
     return points
 
@@ -397,7 +397,7 @@ def _needs(claim: Record, tables: Sequence[Mapping[str, Any]]) -> list[Record]:
         claim[f"above {requirement}"] = share
         needs.append({
             **claim, "requirement": requirement, "share": share, "within": 1 - share,
-            **share_of(share, spread), "epsilon": claimed_epsilon(float(requirement)),
+            **band_of(share, spread), "epsilon": claimed_epsilon(float(requirement)),
             "value": float(requirement),
         })  # fmt: skip
     return needs

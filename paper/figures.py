@@ -23,7 +23,6 @@ Fact = float | str | bool | None
 """A number that was measured; None where there is none, such as an accuracy of no finished run."""
 AllFacts: TypeAlias = Mapping[str, Mapping[str, Fact]]
 """The facts of all figures, by experiment and name."""
-Row = tuple[Cell, ...]
 Record = dict[str, Any]
 Records = Mapping[str, Sequence[Record]]
 SECURE_SUM = Scope(Unit.CLIENT, Relation.REPLACE, Trust.DISTRIBUTED)
@@ -62,8 +61,7 @@ def draw(experiment: Experiment, records: Records, **fields: Any) -> Figure:
         for record in _chosen(each, records):
             for name, key in each["names"].items():
                 fact = record.get(key)
-                fact = float(fact) if isinstance(fact, Epsilon) else fact
-                facts[name.format_map(record)] = fact
+                facts[name.format_map(record)] = float(fact) if isinstance(fact, Epsilon) else fact
     return Figure(
         exhibits=tuple(exhibits_of(experiment.name, others, records, **shared)),
         proven=tuple(exhibits_of(experiment.name, proven, records, **shared)),
@@ -116,7 +114,7 @@ def _tables(experiment: str, entry: Mapping[str, Any], records: Records) -> list
 def table(
     entry: Mapping[str, Any],
     name: str,
-    rows: Sequence[Row],
+    rows: Sequence[tuple[Cell, ...]],
     headings: Iterable[str] = (),
     fields: Mapping[str, Any] = {},
 ) -> Table:
@@ -263,13 +261,12 @@ def mean_and_spread(values: Sequence[float]) -> tuple[float, float | None]:
 
 def mean_or_none(values: Iterable[float | None]) -> float | None:
     """The mean; None if one of the values is."""
-    every = list(values)
-    numbers = [value for value in every if value is not None]
-    return statistics.fmean(numbers) if len(numbers) == len(every) else None
+    every: list[Any] = list(values)
+    return None if None in every else statistics.fmean(every)
 
 
-def share_of(mean: float | None, spread: float | None) -> dict[str, float | None]:
-    """The fields of a share: `low` and `high` are one standard deviation away, within 0 and 1."""
+def band_of(mean: float | None, spread: float | None) -> dict[str, float | None]:
+    """The ends of a share's band: one standard deviation to either side, within 0 and 1."""
     if mean is None or spread is None:
         return {"low": None, "high": None}
     return {"low": max(0.0, mean - spread), "high": min(1.0, mean + spread)}
