@@ -41,10 +41,10 @@ class Figure:
     facts: Mapping[str, Fact] = field(default_factory=dict)
 
 
-def draw(experiment: Experiment, records: Records, **fields: Any) -> Figure:
+def draw(experiment: Experiment, records: Records) -> Figure:
     """The figure of an experiment's records: exhibits in the order of its entry, and facts.
 
-    All texts may have `fields`, the options of the settings file, and `seeds`: how many.
+    All texts may have the options of the settings file, and `seeds`: how many.
 
     Guarantees (`paper/tests/test_figures.py`): records with one name are points of one line; what
     no record has is left out.
@@ -53,7 +53,7 @@ def draw(experiment: Experiment, records: Records, **fields: Any) -> Figure:
     if experiment.measurements and not experiment.variants:  # which may have seeds of their own
         seeds = len(experiment.jobs_of(experiment.measurements[0]))
     count = "one seed" if seeds == 1 else f"{seeds} seeds"
-    shared = {**fields, **experiment.options, "seeds": count}
+    shared = {**experiment.options, "seeds": count}
     proven = [each for each in entry["exhibit"] if each.get("proven")]
     others = [each for each in entry["exhibit"] if each not in proven]
     facts: dict[str, Fact] = {"seeds": seeds}

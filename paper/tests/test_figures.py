@@ -82,10 +82,11 @@ def test_figures_have_the_tables_and_facts_of_their_drawing(
     }
     content = {"curves": drawing, "shared": {**rows, "where": {"group": "y"}}}
     monkeypatch.setattr(figures, "texts", lambda: content)
-    experiment = experiment_of("made-up", "curves", seeds=2, variants=(Variant("v", ("a",), {}),))
+    variants, options = (Variant("v", ("a",), {}),), {"what": "more"}
+    experiment = experiment_of("made-up", "curves", seeds=2, variants=variants, options=options)
     records = [{"group": group, "value": value, "unit": "m"} for group, value in
                (("x", 1), ("y", 2), ("x", 3))]  # fmt: skip
-    figure = draw(experiment, {"rows": records}, what="more")
+    figure = draw(experiment, {"rows": records})
     assert figure.exhibits == (Table("made-up-x", "", ("m", "other"), ((1, None), (3, None))),)
     assert [table.name for table in figure.proven] == ["made-up-y"]
     assert figure.facts == {"seeds": 2, "fact/1": 1, "fact/3": 3}
