@@ -74,9 +74,7 @@ def exhibits_of(
     experiment: str, entries: Iterable[Mapping[str, Any]], records: Records, **shared: Any
 ) -> list[Exhibit]:
     """The plots and tables of some entries; `shared` are fields of all records."""
-    complete = {
-        name: [{**shared, **record} for record in listed] for name, listed in records.items()
-    }
+    complete = {name: [{**shared, **row} for row in rows] for name, rows in records.items()}
     exhibits: list[Exhibit] = []
     for entry in map(_whole, entries):
         make = _tables if "columns" in entry else _plots
@@ -134,9 +132,8 @@ def _plots(experiment: str, entry: Mapping[str, Any], records: Records) -> list[
     plots = []
     for name, lines in by_plot.items():
         every = list(chain.from_iterable(lines.values()))
-        categories: list[Any] = []
-        if entry.get("categories"):
-            categories = list(dict.fromkeys(each[entry["x"]["field"]] for each in every))
+        values = (each[entry["x"]["field"]] for each in every if entry.get("categories"))
+        categories = list(dict.fromkeys(values))
         series = [
             _series(entry, entry["series"][place], label, points, categories)
             for (place, label), points in lines.items()
