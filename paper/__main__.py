@@ -37,7 +37,7 @@ def paper(
         "Directory of documents, such as docs: judge and draw their recorded run again, with what "
         "it lacks from the output directory. Runs nothing."
     ),
-    jobs: int | None = option("Processes at a time.", means="as many as there are cores"),
+    jobs: int | None = option("Processes at a time.", means="as many as there are cores", ge=1),
     show_list: bool = option(
         "List the experiments, with rough times, and exit.", default=False, flag="--list"
     ),
@@ -52,7 +52,7 @@ def paper(
     after Ctrl-C and 143 after SIGTERM.
     """
     console = LastingConsole()
-    processes = cores() if jobs is None else jobs
+    processes = jobs or cores()
     if show_list:  # which needs neither PyTorch nor pictures
         from paper.experiments import listing
 

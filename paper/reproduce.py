@@ -16,7 +16,7 @@ from typing import Any
 
 from diffsketch.app.files import check_empty, locked, read_json, versions
 from diffsketch.app.terminal import Interrupts, LastingConsole, print_line
-from diffsketch.errors import ArgumentError, DiffSketchError, MismatchError, check
+from diffsketch.errors import ArgumentError, DiffSketchError, MismatchError
 from diffsketch.files import leftovers, prepare_output, replace_file
 from diffsketch.pages.exhibits import Page
 from diffsketch.pages.page import write_page
@@ -75,7 +75,6 @@ def reproduce(
         JobsFailed: Some jobs failed, after the others were done and drawn.
     """
     begin, every = time.monotonic(), names(folder)
-    check(jobs >= 1, "jobs", "be a whole number >= 1", jobs)
     asked = {name_of_experiment(name, folder) for name in wanted} or set(every)
     left_out = [name for name in every if name not in asked]
     experiments = [load(name, reduced=reduced, folder=folder) for name in every if name in asked]

@@ -47,6 +47,7 @@ def test_help_and_the_list_say_what_there_is_and_import_nothing_heavy(here: Path
     [
         (["mnst"], "got name='mnst'; did you mean mnist"),
         (["--jobs", "0"], "--jobs must be a whole number >= 1, got --jobs=0"),
+        (["--list", "--jobs", "0"], "--jobs must be a whole number >= 1, got --jobs=0"),
         (["--quick", "true"], "got name='true'; see python -m paper --list"),
         (["--quick", "--output", "out"], "--output='out'; or one of an earlier python -m paper"),
     ],
