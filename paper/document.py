@@ -29,7 +29,7 @@ from diffsketch.pages.pictures import picture, thumbnail
 from paper import claims
 from paper.claims import Standing, Verdicts
 from paper.experiments import Experiment, texts
-from paper.figures import AllFacts, Figure, exhibits_of, table
+from paper.figures import AllFacts, Figure, Figures, exhibits_of, table
 from paper.rules import Statement
 
 PICTURES = "images/reproduction"
@@ -42,18 +42,17 @@ _SMALL = 12  # rows of a table that is worth reading in the document
 
 
 @dataclass(frozen=True)
-class Made:
-    """The things that a page is made of: a command and a run."""
+class Origin:
+    """Where a page comes from: a command and a run."""
 
     command: str
     versions: Mapping[str, str]
     sources: Mapping[str, str] = field(default_factory=dict)  # by key of a job, if another's
     drawn_by: str = ""  # digest of the source, if it is not that of the run
+    notice: str = ""  # to be read first: what is reduced, left out, or went wrong
 
 
-def page_of(
-    figures: Sequence[tuple[Experiment, Figure]], verdicts: Verdicts, made: Made, *, notice: str
-) -> Page:
+def page_of(figures: Figures, verdicts: Verdicts, origin: Origin) -> Page:
     """The page: how the claims stand, and a section for each experiment; theorems first.
 
     Guarantees (`paper/tests/test_document.py`): every claim is on it once.
@@ -79,25 +78,25 @@ def page_of(
         sections += _across(facts, verdicts)
     reading = tuple(each.format(panels=claims.panels_note()) for each in text["reading-text"])
     sections.append(Section("reading", text["reading"], text=reading))
-    later = Counter(made.sources.values())
+    later = Counter(origin.sources.values())
     last_seed = max((job.seed for experiment, _ in figures for job in experiment.jobs), default=0)
-    origin = {
-        "Made by": f"`{made.command}`",
+    lines = {
+        "Made by": f"`{origin.command}`",
         "with": ", ".join(
-            f"{name} {made.versions[name]}" for name in ("diffsketch", "torch", "numpy", "python")
+            f"{name} {origin.versions[name]}" for name in ("diffsketch", "torch", "numpy", "python")
         ),
-        "source of the run": f"digest {made.versions['source']} of the package's modules",
+        "source of the run": f"digest {origin.versions['source']} of the package's modules",
         "runs added later": ", ".join(f"{n} by digest {source}" for source, n in later.items()),
-        "drawn and judged again by": made.drawn_by and f"digest {made.drawn_by}",
-        "machine": f"{made.versions['machine']}, one thread for each run",
+        "drawn and judged again by": origin.drawn_by and f"digest {origin.drawn_by}",
+        "machine": f"{origin.versions['machine']}, one thread for each run",
         "seeds": f"0 to {last_seed}" if last_seed else "0",
     }
     return Page(
         title=text["title"],
         lead=f"{text['lead']} {claims.summary_text(verdicts)}",
         sections=tuple(sections),
-        notice=notice,
-        origin={name: value for name, value in origin.items() if value},
+        notice=origin.notice,
+        origin={name: value for name, value in lines.items() if value},
         roles=_COLOURED,
     )
 

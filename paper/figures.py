@@ -41,6 +41,10 @@ class Figure:
     facts: Mapping[str, Fact] = field(default_factory=dict)
 
 
+Figures: TypeAlias = Sequence[tuple[Experiment, Figure]]
+"""Experiments, each with the figure that it came to."""
+
+
 def draw(experiment: Experiment, records: Records) -> Figure:
     """The figure of an experiment's records: exhibits in the order of its entry, and facts.
 

@@ -21,7 +21,7 @@ from diffsketch.files import leftovers, prepare_output, replace_file
 from diffsketch.pages.exhibits import Page
 from diffsketch.pages.page import write_page
 from paper.claims import Verdicts, judged, summary_text
-from paper.document import Made, command_of, notice_of, page_of, write_document
+from paper.document import Origin, command_of, notice_of, page_of, write_document
 from paper.experiments import (
     DRAWINGS,
     FORMAT,
@@ -35,7 +35,7 @@ from paper.experiments import (
     names,
     wall_seconds,
 )
-from paper.figures import Fact, Figure
+from paper.figures import Fact, Figure, Figures
 from paper.jobs import Failure, JobsOutcome, Store, do_jobs, labels_of
 
 _MARK, _CACHE, _RESULTS, _ERRORS = "reproduction.json", "cache", "results.json", "errors.txt"
@@ -94,9 +94,9 @@ def reproduce(
             notice = notice_of(reduced=reduced, left_out=left_out, failed=failed)
             command = command_of([each.name for each in experiments] if left_out else [],
                                  reduced=reduced)  # fmt: skip
-            made = Made(command, versions())
-            page, numbers = _drawn(done, outcome.results, made, notice=notice, console=console)
-            path = _write(page, numbers, output, console, whole=not (left_out or reduced))
+            origin = Origin(command, versions(), notice=notice)
+            page, results_bytes = _drawn(done, outcome.results, origin, console)
+            path = _write(page, results_bytes, output, console, whole=not (left_out or reduced))
             cached = len(outcome.results) - outcome.made
             took = minutes_text(time.monotonic() - begin)
             counts = f"{_count(outcome.made, 'job')} done, {cached} from the cache"
@@ -165,24 +165,19 @@ def redraw(
     """
     path = documents / "reproduction" / _RESULTS
     experiments = [load(name, reduced=False, folder=folder) for name in names(folder)]
-    results, made = recorded_results(path, experiments, Store(store / _CACHE))
-    page, numbers = _drawn(experiments, results, made, notice="", console=console)
+    results, origin = recorded_results(path, experiments, Store(store / _CACHE))
+    page, results_bytes = _drawn(experiments, results, origin, console)
     with console.progress("Making the pictures") as show:
         files = write_document(page, documents, show=show)
-    replace_file(path, numbers)
+    replace_file(path, results_bytes)
     print_line(console, f"Wrote {files[0]}")
     return 0
 
 
 def _drawn(
-    experiments: Sequence[Experiment],
-    results: Results,
-    made: Made,
-    *,
-    notice: str,
-    console: LastingConsole,
+    experiments: Sequence[Experiment], results: Results, origin: Origin, console: LastingConsole
 ) -> tuple[Page, bytes]:
-    """Draw the experiments, judge the claims and say how they stand: the page and its numbers."""
+    """Draw the experiments, judge the claims, say how they stand: the page and `results.json`."""
     figures: list[tuple[Experiment, Figure]] = []
     with console.progress("Drawing the figures") as show:
         for count, experiment in enumerate(experiments):
@@ -196,20 +191,20 @@ def _drawn(
     facts = {experiment.name: figure.facts for experiment, figure in figures}
     verdicts = judged(facts, reduced=any(experiment.reduced for experiment in experiments))
     print_line(console, summary_text(verdicts))
-    page = page_of(figures, verdicts, made, notice=notice)
-    return page, results_json(figures, results, made=made, verdicts=verdicts)
+    page = page_of(figures, verdicts, origin)
+    return page, results_json(figures, results, verdicts, origin)
 
 
 def _write(
-    page: Page, numbers: bytes, output: Path, console: LastingConsole, *, whole: bool
+    page: Page, results_bytes: bytes, output: Path, console: LastingConsole, *, whole: bool
 ) -> Path:
     """Write the page, which is returned, and `results.json`; of a whole run the documents, too."""
     with console.progress("Making the pictures") as show:
         written = write_page(page, output)
-        replace_file(output / _RESULTS, numbers)
+        replace_file(output / _RESULTS, results_bytes)
         if whole:
             write_document(page, output, show=show)
-            replace_file(output / "reproduction" / _RESULTS, numbers)
+            replace_file(output / "reproduction" / _RESULTS, results_bytes)
     for path in sorted((output / "data").glob("*.csv")):  # of an earlier page
         if path not in written:
             path.unlink()
@@ -244,13 +239,7 @@ def _count(number: int, word: str) -> str:
 # --- `results.json` -------------------------------------------------------------------------
 
 
-def results_json(
-    figures: Sequence[tuple[Experiment, Figure]],
-    results: Results,
-    *,
-    made: Made,
-    verdicts: Verdicts,
-) -> bytes:
+def results_json(figures: Figures, results: Results, verdicts: Verdicts, origin: Origin) -> bytes:
     """The content of `results.json`: everything that was measured, facts and verdicts.
 
     No times of the clock are in it but in the facts, so that the same work gives the same bytes.
@@ -261,7 +250,7 @@ def results_json(
         return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
     def keyed(job: Job) -> dict[str, Any]:
-        later = made.sources.get(job.key)
+        later = origin.sources.get(job.key)
         return {"seed": job.seed, "key": job.key, **({"source": later} if later else {})}
 
     experiments = {}
@@ -285,8 +274,8 @@ def results_json(
         }
     content = {
         "format": FORMAT,
-        "command": made.command,
-        "versions": dict(made.versions),
+        "command": origin.command,
+        "versions": dict(origin.versions),
         "reduced": any(experiment.reduced for experiment, _ in figures),
         "claims": [
             {"name": claim.name, "claim": claim.quote, "where": claim.where,
@@ -312,7 +301,7 @@ def _run_record(result: Mapping[str, Any]) -> dict[str, Any]:
 
 def recorded_results(
     path: Path, experiments: Sequence[Experiment], store: Store
-) -> tuple[dict[Job, Mapping[str, Any]], Made]:
+) -> tuple[dict[Job, Mapping[str, Any]], Origin]:
     """Read a full run's results of all jobs; of those that it lacks, from the store.
 
     Raises:
@@ -339,7 +328,7 @@ def recorded_results(
         results[job] = result
         sources |= {job.key: later} if later else {}
     drawn_by = "" if here == data["versions"]["source"] else here
-    return results, Made(data["command"], data["versions"], sources, drawn_by)
+    return results, Origin(data["command"], data["versions"], sources, drawn_by)
 
 
 def _run_of(record: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:

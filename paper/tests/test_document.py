@@ -24,7 +24,7 @@ from diffsketch.pages.exhibits import (
 from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
 from paper.claims import ClaimVerdict, Standing, statements
 from paper.document import (
-    Made,
+    Origin,
     claims_table,
     documents,
     image_link,
@@ -143,7 +143,7 @@ def test_every_claim_is_on_the_page_once_beside_its_figure() -> None:
     proven = (replace(RUNS, name="audit-proven"),)
     figures[1] = (figures[1][0], replace(figure, exhibits=tuple(exhibits), proven=proven))
     versions = dict.fromkeys(("diffsketch", "torch", "numpy", "python", "source", "machine"), "1")
-    page = page_of(figures, verdicts, Made("x", versions), notice="")
+    page = page_of(figures, verdicts, Origin("x", versions))
     assert [one.name for one in page.sections] == [
         "audit", "mnist", "textbook", "apart", "configurations", "beyond", "reading",
     ]  # fmt: skip
