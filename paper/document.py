@@ -49,6 +49,7 @@ class Origin:
     versions: Mapping[str, str]
     sources: Mapping[str, str] = field(default_factory=dict)  # by key of a job, if another's
     drawn_by: str = ""  # digest of the source, if it is not that of the run
+    seconds: AllFacts = field(default_factory=dict)  # of a round, of lines that were recorded
     notice: str = ""  # to be read first: what is reduced, left out, or went wrong
 
 

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -187,9 +188,11 @@ def _drawn(
             except DiffSketchError as error:
                 error.args = (f"{error} (while drawing {experiment.name})",)
                 raise
-            figures.append((experiment, figure))
-    facts = {experiment.name: figure.facts for experiment, figure in figures}
-    verdicts = judged(facts, reduced=any(experiment.reduced for experiment in experiments))
+            seconds = origin.seconds.get(experiment.name, {})
+            facts = {name: seconds.get(name, value) for name, value in figure.facts.items()}
+            figures.append((experiment, replace(figure, facts=facts)))
+    all_facts = {experiment.name: figure.facts for experiment, figure in figures}
+    verdicts = judged(all_facts, reduced=any(experiment.reduced for experiment in experiments))
     print_line(console, summary_text(verdicts))
     page = page_of(figures, verdicts, origin)
     return page, results_json(figures, results, verdicts, origin)
@@ -313,11 +316,11 @@ def recorded_results(
             f"{path}: must be the results of a full run, with the format {FORMAT!r}, got "
             f"format={data.get('format')!r}, reduced={data.get('reduced')!r}"
         )
-    by_key = {}
-    for experiment in data["experiments"].values():
-        for run in experiment["runs"]:
-            by_key[run["key"]] = _run_of(run, experiment["facts"]), run.get("source", "")
-        for item in experiment["measurements"]:
+    by_key, records = {}, data["experiments"]
+    for record in records.values():
+        for run in record["runs"]:
+            by_key[run["key"]] = _run_of(run, record["facts"]), run.get("source", "")
+        for item in record["measurements"]:
             by_key[item["key"]] = item["result"], item.get("source", "")
     results: dict[Job, Mapping[str, Any]] = {}
     sources: dict[str, str] = {}
@@ -328,7 +331,9 @@ def recorded_results(
         results[job] = result
         sources |= {job.key: later} if later else {}
     drawn_by = "" if here == data["versions"]["source"] else here
-    return results, Origin(data["command"], data["versions"], sources, drawn_by)
+    known = [experiment for experiment in experiments if experiment.name in records]
+    seconds = {each.name: _recorded_seconds(each, records[each.name]) for each in known}
+    return results, Origin(data["command"], data["versions"], sources, drawn_by, seconds)
 
 
 def _run_of(record: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -340,3 +345,18 @@ def _run_of(record: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, An
     seconds = facts.get(f"seconds/{record['panels'][0]}/{record['name']}")
     times = {} if seconds is None else {"training": seconds * summary["rounds"]}
     return {"summary": summary, "times": times, "curve": points}
+
+
+def _recorded_seconds(experiment: Experiment, record: Mapping[str, Any]) -> dict[str, Fact]:
+    """The recorded seconds of a round, of each line whose runs are all in its record.
+
+    Runs have lost their own: another experiment's mean of a run that both have would change them.
+    """
+    runs = {(panel, run["name"], run["key"]) for run in record["runs"] for panel in run["panels"]}
+    names = {
+        f"seconds/{panel}/{line.name}"
+        for line in experiment.variants
+        for panel in line.panels
+        if runs >= {(panel, line.name, job.key) for job in experiment.jobs_of(line)}
+    }
+    return {name: value for name, value in record["facts"].items() if name in names}

@@ -181,6 +181,50 @@ def test_a_recorded_run_is_drawn_again_to_the_same_documents(
     assert {one["seed"] for one in runs if "source" in one} == {2}
 
 
+def test_drawn_again_and_again_the_seconds_are_those_of_the_run(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of runs that two experiments share, with other seeds, so that their means differ."""
+    plain = tiny.draw
+
+    def with_seconds(experiment: Experiment, results: Results) -> Figure:
+        facts = dict(plain(experiment, results).facts)
+        for line in experiment.variants:
+            runs = [results[job] for job in experiment.jobs_of(line)]
+            seconds = sum(run["times"]["training"] for run in runs)
+            rounds = sum(run["summary"]["rounds"] for run in runs)
+            facts |= {f"seconds/{panel}/{line.name}": seconds / rounds for panel in line.panels}
+        return replace(plain(experiment, results), facts=facts)
+
+    tiny.register(monkeypatch, draw=with_seconds)
+    text = (folder / "two.toml").read_text()
+    (folder / "two.toml").write_text(text.replace("seeds = 2", "seeds = 3", 1))
+    output = tmp_path / "out"
+    run(output, folder)
+    recorded = output / "reproduction"
+
+    def drawn_again() -> bytes:
+        console = LastingConsole(file=io.StringIO(), width=100)
+        assert redraw(output, tmp_path / "nothing", console, folder=folder) == 0
+        return (recorded / "results.json").read_bytes()
+
+    def seconds_of(name: str) -> dict[str, float]:
+        facts = results_of(recorded)["experiments"][name]["facts"]
+        return {key: value for key, value in facts.items() if key.startswith("seconds/")}
+
+    first, one, two = (recorded / "results.json").read_bytes(), seconds_of("one"), seconds_of("two")
+    assert one.keys() == two.keys() == {"seconds/a/plain", "seconds/b/plain", "seconds/a/sketch"}
+    assert not set(one.values()) & set(two.values())
+    assert [drawn_again(), drawn_again()] == [first, first]
+    # A line that has another run now is calculated, from the mean that is left of each.
+    text = (folder / "one.toml").read_text()
+    (folder / "one.toml").write_text(text.replace("seeds = 2", "seeds = 3", 1))
+    assert (second := drawn_again()) != first
+    assert seconds_of("one") == pytest.approx(two)
+    assert seconds_of("two") == two
+    assert drawn_again() == second
+
+
 def test_only_a_full_run_is_drawn_again(folder: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     run(output, folder, reduced=True)
