@@ -69,7 +69,7 @@ class Store:
         result: Mapping[str, Any] = data.pop("result", {})
         return result if data == _head(job) else None
 
-    def make(self, job: Job, *, command: list[str], tell: Tell, stop: Stop) -> bool:
+    def make(self, job: Job, *, tell: Tell, stop: Stop) -> bool:
         """Run or measure it, and keep the result; whether it is done, and was not stopped."""
         if stop():
             return False
@@ -82,7 +82,7 @@ class Store:
         result: Mapping[str, Any] | None = None
         with torch_threads(1), suppress(_Interrupted):
             if job.kind == RUN:
-                result = self._train(job, command=command, tell=tell, stop=stop)
+                result = self._train(job, tell=tell, stop=stop)
             else:
                 measure = resolve_name(MEASUREMENTS[job.kind])
                 result = measure(job.settings, seed=job.seed, on_progress=on_progress)
@@ -95,13 +95,11 @@ class Store:
             raise DiffSketchError(f"{job.kind} gave what JSON has no word for: {error}") from error
         return True
 
-    def _train(
-        self, job: Job, *, command: list[str], tell: Tell, stop: Stop
-    ) -> Mapping[str, Any] | None:
+    def _train(self, job: Job, *, tell: Tell, stop: Stop) -> Mapping[str, Any] | None:
         path = self.directory / "runs" / job.key
         shutil.rmtree(path, ignore_errors=True)  # of a process that was stopped or killed
         member = Member(job.key, job.seed, path, config_of(job.settings, job.seed))
-        record = run_one(member, command=command, tell=tell, stop=stop)
+        record = run_one(member, command=["python", "-m", "paper"], tell=tell, stop=stop)
         if record is None:
             return None
         shutil.rmtree(path)  # all that is wanted of it is in the result
@@ -158,7 +156,6 @@ def do_jobs(
     store: Store,
     *,
     processes: int,
-    command: list[str],
     show: Callable[[float, str], None],
     stop: Stop,
 ) -> JobsOutcome:
@@ -188,7 +185,7 @@ def do_jobs(
         show(seconds / max(sum(costs.values()), 1e-9), text)
 
     watch([0.0] * len(rest))
-    work = partial(_do, directory=store.directory, command=command)
+    work = partial(_do, store=store)
     done = run_all(work, rest, processes=processes, watch=watch, stop=stop)
     failures = []
     for job, (made, reason, trace) in zip(rest, done, strict=True):
@@ -209,15 +206,13 @@ def do_jobs(
     )
 
 
-def _do(
-    job: Job, *, directory: Path, command: list[str], tell: Tell, stop: Stop
-) -> tuple[bool, str, str]:
+def _do(job: Job, *, store: Store, tell: Tell, stop: Stop) -> tuple[bool, str, str]:
     """Do one job, in whichever process: whether it is done, or why it failed and the traceback."""
     try:
         with warnings.catch_warnings():
             # Counted in the summary, and what diverges is drawn so.
             warnings.simplefilter("ignore", NonFiniteUpdate)
-            return Store(directory).make(job, command=command, tell=tell, stop=stop), "", ""
+            return store.make(job, tell=tell, stop=stop), "", ""
     except Exception as error:  # whatever it is, the others go on
         reason = " ".join(str(error).split())
         if not isinstance(error, DiffSketchError | OSError):

@@ -140,7 +140,6 @@ def _work(
             experiments,
             Store(output / _CACHE),
             processes=jobs,
-            command=["python", "-m", "paper"],
             show=show,
             stop=lambda: interrupts.signal is not None,
         )

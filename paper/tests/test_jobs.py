@@ -26,7 +26,7 @@ SUM = Job("tiny", NUMBERS, 0)
 
 
 def make(store: Store, job: Job, *, stop: Callable[[], bool] = lambda: False) -> bool:
-    return store.make(job, command=["x"], tell=lambda _: None, stop=stop)
+    return store.make(job, tell=lambda _: None, stop=stop)
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_jobs_are_done_once_the_longest_first(
         seen.append((share, text))
 
     monkeypatch.setattr(jobs, "seconds_of", lambda job: 1.0 + job.seed)
-    outcome = do_jobs(both, store, processes=1, command=["x"], show=show, stop=lambda: False)
+    outcome = do_jobs(both, store, processes=1, show=show, stop=lambda: False)
     assert (outcome.made, outcome.interrupted, outcome.failures) == (5, False, ())
     assert seen[0] == (0.0, "0 of 2 experiments")
     begun = [label for _, text in seen for label in text.split("; ")[1:]]
@@ -150,8 +150,6 @@ def test_what_a_process_with_another_source_made_is_not_used(
     before, after = ({**made_by("run"), "source": name} for name in ("before", "after"))
     answers = iter([after, after, before, before])  # of two jobs
     monkeypatch.setattr(jobs, "made_by", lambda _: next(answers))
-    outcome = do_jobs(
-        [one], store, processes=1, command=["x"], show=lambda *_: None, stop=lambda: False
-    )  # fmt: skip
+    outcome = do_jobs([one], store, processes=1, show=lambda *_: None, stop=lambda: False)
     assert ["another source" in failure.reason for failure in outcome.failures] == [True] * 2
     assert (outcome.made, outcome.interrupted) == (0, False)
