@@ -16,6 +16,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from diffsketch.app.files import check_empty, locked, read_json, versions
+from diffsketch.app.pool import Stop
 from diffsketch.app.terminal import Interrupts, LastingConsole, print_line
 from diffsketch.errors import ArgumentError, DiffSketchError, MismatchError
 from diffsketch.files import leftovers, prepare_output, replace_file
@@ -40,8 +41,6 @@ from paper.figures import Fact, Figure, Figures
 from paper.jobs import Failure, JobsOutcome, Store, do_jobs, labels_of
 
 _MARK, _CACHE, _RESULTS, _ERRORS = "reproduction.json", "cache", "results.json", "errors.txt"
-
-
 _CURVE = ("round", "loss", "accuracy", "bytes_up", "bytes_down", "noised_share", "left_out")
 
 
@@ -82,20 +81,19 @@ def reproduce(
     with _owned(output, reduced=reduced):
         if notice := notice_of(reduced=reduced, left_out=left_out):
             print_line(console, notice.replace("`", ""))
-        with Interrupts() as interrupts:
-            outcome = _work(experiments, output, console, jobs=jobs, interrupts=interrupts)
+        with Interrupts() as signals:
+            store = Store(output / _CACHE)
+            outcome = _work(experiments, store, console, jobs, lambda: signals.signal is not None)
         if outcome.interrupted:
-            print_line(
-                console, "Interrupted; what is done is kept. Continue with the same command."
-            )
-            return interrupts.exit_status
+            said = "Interrupted; what is done is kept. Continue with the same command."
+            print_line(console, said)
+            return signals.exit_status
         done = [each for each in experiments if set(each.jobs) <= outcome.results.keys()]
         if done:
             failed = [each.name for each in experiments if each not in done]
             notice = notice_of(reduced=reduced, left_out=left_out, failed=failed)
-            command = command_of([each.name for each in experiments] if left_out else [],
-                                 reduced=reduced)  # fmt: skip
-            origin = Origin(command, versions(), notice=notice)
+            only = [each.name for each in experiments] if left_out else []
+            origin = Origin(command_of(only, reduced=reduced), versions(), notice=notice)
             page, results_bytes = _drawn(done, outcome.results, origin, console)
             path = _write(page, results_bytes, output, console, whole=not (left_out or reduced))
             cached = len(outcome.results) - outcome.made
@@ -121,28 +119,17 @@ def _raise_failures(failures: Sequence[Failure], path: Path) -> None:
 
 
 def _work(
-    experiments: Sequence[Experiment],
-    output: Path,
-    console: LastingConsole,
-    *,
-    jobs: int,
-    interrupts: Interrupts,
+    experiments: Sequence[Experiment], store: Store, console: LastingConsole, jobs: int, stop: Stop
 ) -> JobsOutcome:
     pieces = {job for each in experiments for job in each.jobs}
     print_line(
         console,
         f"{_count(len(experiments), 'experiment')}, {_count(len(pieces), 'job')}: about "
         f"{minutes_text(wall_seconds(pieces, jobs))} with {_count(jobs, 'process')}, less what "
-        f"is in {output / _CACHE} already.",
+        f"is in {store.directory} already.",
     )
     with console.progress("work") as show:
-        outcome = do_jobs(
-            experiments,
-            Store(output / _CACHE),
-            processes=jobs,
-            show=show,
-            stop=lambda: interrupts.signal is not None,
-        )
+        outcome = do_jobs(experiments, store, processes=jobs, show=show, stop=stop)
     if outcome.again:
         results = _count(outcome.again, "result")
         print_line(console, f"note: {results} made again: damaged, or made by other code")
@@ -257,23 +244,21 @@ def results_json(figures: Figures, results: Results, verdicts: Verdicts, origin:
 
     experiments = {}
     for experiment, figure in figures:
-        runs = [
-            {"name": variant.name, "panels": list(variant.panels), "group": variant.group,
-             **keyed(job), **_run_record(results[job])}
-            for variant in experiment.variants
-            for job in experiment.jobs_of(variant)
-        ]  # fmt: skip
-        measurements = [
-            {"name": item.name, "kind": item.kind, "settings": dict(item.settings),
-             **keyed(job), "result": results[job]}
-            for item in experiment.measurements
-            for job in experiment.jobs_of(item)
-        ]  # fmt: skip
         experiments[experiment.name] = {
             "facts": {name: fact(value) for name, value in figure.facts.items()},
-            "runs": runs,
-            "measurements": measurements,
-        }
+            "runs": [
+                {"name": variant.name, "panels": list(variant.panels), "group": variant.group,
+                 **keyed(job), **_run_record(results[job])}
+                for variant in experiment.variants
+                for job in experiment.jobs_of(variant)
+            ],
+            "measurements": [
+                {"name": item.name, "kind": item.kind, "settings": dict(item.settings),
+                 **keyed(job), "result": results[job]}
+                for item in experiment.measurements
+                for job in experiment.jobs_of(item)
+            ],
+        }  # fmt: skip
     content = {
         "format": FORMAT,
         "command": origin.command,
