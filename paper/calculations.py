@@ -201,8 +201,7 @@ def _eigenvalues(count: int, rows: int, cols: int, *, failure: float) -> tuple[f
 
 def theorem_1(dim: int, rows: int, cols: int) -> float:
     """The epsilon of a Gaussian vector by Theorem 1."""
-    claim = theorem1(dim, rows, cols, alpha=ALPHA, sigma=1.0)
-    return float(claim.epsilon(delta=0.0, rounds=1))
+    return float(theorem1(dim, rows, cols, alpha=ALPHA, sigma=1.0).epsilon(delta=0.0, rounds=1))
 
 
 def theorem_1_padded(lengths: int, dim: int, rows: int, cols: int) -> float:
@@ -229,8 +228,7 @@ def _cpsgd(levels: int, trials: int, cohort: int) -> BinomialMechanism:
 
 def cpsgd_epsilon(cohort: int, levels: int, trials: int) -> float:
     """The epsilon that cpSGD's theorem proves; infinite if none."""
-    claim = _cpsgd(levels, trials, cohort).claim
-    return float(claim.epsilon(delta=DELTA, rounds=1))
+    return float(_cpsgd(levels, trials, cohort).claim.epsilon(delta=DELTA, rounds=1))
 
 
 def cpsgd_bits(cohort: int, levels: int, trials: int) -> int:
