@@ -232,9 +232,8 @@ def name_of_experiment(name: str, folder: Path = SETTINGS) -> str:
         if name == stem or wanted == place.replace(" ", "").lower():
             return stem
     hint = nearest(name, stems, see="python -m paper --list")
-    raise ArgumentError(
-        f"name must be that of an experiment, or of its figure, got {name=!r}; {hint}"
-    )
+    must = "name must be that of an experiment, or of its figure"
+    raise ArgumentError(f"{must}, got {name=!r}; {hint}")
 
 
 def load(name: str, *, reduced: bool, folder: Path = SETTINGS, complete: bool = True) -> Experiment:
@@ -248,14 +247,13 @@ def load(name: str, *, reduced: bool, folder: Path = SETTINGS, complete: bool = 
     """
     path = folder / f"{name}.toml"
     experiment = _read(path)
-    variants, measurements = list(experiment.variants), list(experiment.measurements)
+    variants, measurements = experiment.variants, experiment.measurements
     if complete:
-        variants = [_completed(variant, path) for variant in variants]
+        variants = tuple(_completed(variant, path) for variant in variants)
     if reduced:
-        variants = [_less(variant) for variant in variants]
-        measurements = [_less(measurement) for measurement in measurements]
+        variants, measurements = tuple(map(_less, variants)), tuple(map(_less, measurements))
         experiment = replace(experiment, seeds=1, reduced=True)
-    return replace(experiment, variants=tuple(variants), measurements=tuple(measurements))
+    return replace(experiment, variants=variants, measurements=measurements)
 
 
 _OF_RUNS = {field.name for field in dataclasses.fields(Variant)} - {"settings"}
