@@ -141,9 +141,8 @@ def claims_table(name: str, verdicts: Verdicts) -> Table:
         words = claim.label if name in ("textbook", "apart") else f"“{claim.quote}”"
         measured = "" if repeated or verdict.measured == claims.NOTHING else verdict.measured
         judged = f"{verdict}{aside if claim.aside else ''}"
-        rows.append(
-            (f"{words} ({claim.where})", judged, measured, "" if repeated else verdict.rule)
-        )
+        rule = "" if repeated else verdict.rule
+        rows.append((f"{words} ({claim.where})", judged, measured, rule))
     return table(texts()["claims-table"], f"{name}-details-claims", rows)
 
 
@@ -154,8 +153,7 @@ def section_of(
 
     All else is folded away: further plots, what is proven, tables, notes, settings.
     """
-    plots = [each for each in figure.exhibits if isinstance(each, Plot)]
-    tables = [each for each in figure.exhibits if isinstance(each, Table)]
+    plots, tables = plots_and_tables(figure.exhibits)
     shown = plots[:_SHOWN] or tables[:1]
     folded = {
         "Further plots": plots[_SHOWN:],
@@ -181,6 +179,12 @@ def section_of(
         details={heading: tuple(parts) for heading, parts in folded.items() if parts},
         badge=experiment.place,
     )
+
+
+def plots_and_tables(exhibits: Sequence[Exhibit]) -> tuple[list[Plot], list[Table]]:
+    """The plots of these, and the tables."""
+    plots = [each for each in exhibits if isinstance(each, Plot)]
+    return plots, [each for each in exhibits if isinstance(each, Table)]
 
 
 def notice_of(*, reduced: bool, left_out: Sequence[str], failed: Sequence[str] = ()) -> str:
@@ -264,8 +268,7 @@ def documents(page: Page, *, links: Mapping[str, str] | None = None) -> dict[str
 
 
 def _parts_of(section: Section, links: Mapping[str, str]) -> dict[str, Any]:
-    plots = [each for each in section.every_exhibit if isinstance(each, Plot)]
-    every = [each for each in section.every_exhibit if isinstance(each, Table)]
+    plots, every = plots_and_tables(section.every_exhibit)
     details = {each.title: each for each in every if is_detail(each)}
     tables = [each for each in every if not is_detail(each)]
     # A section without a plot begins with its table; a long one only if there is nothing else.
@@ -283,11 +286,8 @@ def _parts_of(section: Section, links: Mapping[str, str]) -> dict[str, Any]:
 
 def documented_plots(page: Page) -> list[Plot]:
     """The plots of the documents: the first ones of each section; the page has all."""
-    return [
-        plot
-        for section in page.sections
-        for plot in [each for each in section.every_exhibit if isinstance(each, Plot)][:_PLOTS]
-    ]
+    every = (plots_and_tables(section.every_exhibit)[0][:_PLOTS] for section in page.sections)
+    return [plot for plots in every for plot in plots]
 
 
 def is_detail(exhibit: Exhibit) -> bool:
@@ -299,7 +299,7 @@ def thumbnails(page: Page) -> dict[str, Plot]:
     """The plots of the summary, by section: of the paper's figures that have claims."""
     plots = {}
     for section in page.sections:
-        drawn = [each for each in section.exhibits if isinstance(each, Plot)]
+        drawn, _ = plots_and_tables(section.exhibits)
         if section.badge.startswith("Figure") and drawn and section.lead:
             plots[section.name] = drawn[0]
     return plots
