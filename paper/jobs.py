@@ -16,7 +16,7 @@ from __future__ import annotations
 import shutil
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +28,7 @@ import paper.methods  # noqa: F401 - registers those that runs have
 from diffsketch.app.compare import Member, config_of, run_one
 from diffsketch.app.files import read_sealed, sealed, source_digest, versions
 from diffsketch.app.pool import Stop, Tell, run_all
+from diffsketch.app.terminal import Progressed
 from diffsketch.compiled import torch_threads
 from diffsketch.errors import DataError, DiffSketchError
 from diffsketch.files import prepare_output, replace_file
@@ -152,12 +153,7 @@ def labels_of(experiments: Sequence[Experiment]) -> dict[Job, str]:
 
 
 def do_jobs(
-    experiments: Sequence[Experiment],
-    store: Store,
-    *,
-    processes: int,
-    show: Callable[[float, str], None],
-    stop: Stop,
+    experiments: Sequence[Experiment], store: Store, *, processes: int, show: Progressed, stop: Stop
 ) -> JobsOutcome:
     """Do what is not in the store, and read the results of all from it.
 

@@ -18,7 +18,7 @@ from typing import Any
 from diffsketch.app.files import check_empty, locked, read_json, versions
 from diffsketch.app.pool import Stop
 from diffsketch.app.terminal import Interrupts, LastingConsole, print_line
-from diffsketch.errors import ArgumentError, DiffSketchError, MismatchError
+from diffsketch.errors import DiffSketchError, MismatchError, check
 from diffsketch.files import leftovers, prepare_output, replace_file
 from diffsketch.pages.exhibits import Page
 from diffsketch.pages.page import write_page
@@ -112,10 +112,8 @@ def _raise_failures(failures: Sequence[Failure], path: Path) -> None:
         text = "\n".join(f"{each.label}: {each.reason}\n\n{each.trace}" for each in failures)
         replace_file(path, text.encode(errors="replace"))
         more = f"and {_count(len(failures) - 1, 'other')}: " if len(failures) > 1 else ""
-        raise JobsFailed(
-            f"{failures[0].label}: {failures[0].reason} ({more}see {path}); what is done is "
-            "kept, and the same command tries the rest again"
-        )
+        kept = "what is done is kept, and the same command tries the rest again"
+        raise JobsFailed(f"{failures[0].label}: {failures[0].reason} ({more}see {path}); {kept}")
 
 
 def _work(
@@ -208,12 +206,10 @@ def _owned(output: Path, *, reduced: bool) -> Iterator[None]:
     if not mark.is_file():
         halves = leftovers(output, [_MARK])
         check_empty(output, but=halves, advice="or one of an earlier python -m paper")
-    elif mark.read_bytes() != content:
-        raise ArgumentError(
-            f"output must be another directory, since this one has the page of a "
-            f"{'full' if reduced else 'reduced'} run, or of another version, "
-            f"got output={str(output)!r}"
-        )
+    else:
+        other = f"the page of a {'full' if reduced else 'reduced'} run, or of another version"
+        must = f"be another directory, since this one has {other}"
+        check(mark.read_bytes() == content, "output", must, str(output))
     prepare_output(output)
     with locked(output):
         replace_file(mark, content)
