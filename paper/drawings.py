@@ -438,13 +438,9 @@ def draw_distributions(experiment: Experiment, results: Results) -> Figure:
     bins = [point for vector in data["vectors"] for point in densities(data, vector)]
     # As far as the logarithmic plot has anything else.
     least = min(point["density"] for point in bins if point["density"]) / 3
-    places = [(first + second) / 2 for first, second in pairwise(data["edges"])]
-    heights = [math.exp(-place * place / 2) / math.sqrt(2 * math.pi) for place in places]
-    bell = [
-        {"place": place, "density": height}
-        for place, height in zip(places, heights, strict=True)
-        if height > least
-    ]
+    places = ((first + second) / 2 for first, second in pairwise(data["edges"]))
+    bell = [{"place": place, "density": statistics.NormalDist().pdf(place)} for place in places]
+    bell = [point for point in bell if point["density"] > least]
     return draw(experiment, {"bins": bins, "bell": bell, "trainings": every})
 
 
