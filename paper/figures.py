@@ -94,11 +94,7 @@ def _whole(entry: Mapping[str, Any]) -> Mapping[str, Any]:
 def _chosen(entry: Mapping[str, Any], records: Records) -> list[Record]:
     """The records that an entry is made of: those in its list that have the values it asks for."""
     wanted = entry.get("where", {}).items()
-    return [
-        record
-        for record in records.get(entry["of"], ())
-        if all(record.get(name) == value for name, value in wanted)
-    ]
+    return [record for record in records.get(entry["of"], ()) if wanted <= record.items()]
 
 
 def _tables(experiment: str, entry: Mapping[str, Any], records: Records) -> list[Table]:
