@@ -110,37 +110,26 @@ def line_of(variant: Variant, runs: Sequence[Mapping[str, Any]]) -> Record:
     return {
         **{name: first[name] for name in ("config", "message_bytes", "rounds")},
         **{name: getattr(variant, name) for name in ("method", "reading", "group")},
-        "line": variant.name,
-        "proven": proven,
-        "whole": config["method"] == "none",
+        "line": variant.name, "proven": proven, "whole": config["method"] == "none",
         "repeatable": variant.group == "paper" and config["method"] in _REPEATED,
         "appended": variant.settings.get("appended"),
         "padding": None if padding is None else padding / first["dim"],
-        "accuracies": line.values("accuracy"),
-        "accuracy": accuracy,
-        "spread": spread,
+        "accuracies": line.values("accuracy"), "accuracy": accuracy, "spread": spread,
         **band_of(accuracy, spread),
-        "noised": noised,
-        "diverged": ends["diverged"] + ends["diverging"],
-        "runs": len(runs),
-        "seconds": line.seconds,
+        "diverged": ends["diverged"] + ends["diverging"], "outcome": ended or "finished",
+        "noised": noised, "ended": ended, "runs": len(runs), "seconds": line.seconds,
         # Bytes of all workers in a run, headers included.
         "up": line.mean("bytes_up"),
         "megabytes": line.mean(lambda run: (run.value("bytes_up") + run.value("bytes_down")) / 1e6),
-        "compression": line.compression("up"),
-        "ratio": 1 / share,
+        "compression": line.compression("up"), "ratio": 1 / share,
         "curve": points_of(line, share),
-        "outcome": ended or "finished",
-        "ended": ended,
-        "epsilon": message_epsilon,
-        "epsilon_text": epsilon_text,
-        "run_epsilon": run_epsilon,
+        "epsilon": message_epsilon, "epsilon_text": epsilon_text, "run_epsilon": run_epsilon,
         # Of a client it is that of the run.
         "message_epsilon": None if message_epsilon == run_epsilon else message_epsilon,
         "dashed": message_epsilon.basis is not Basis.PROVEN,
         "role": "none" if config["method"] == "none" else role if proven else variant.name,
         "note": f"{config['method']}, {size}{1 / share:.3g}x{needed}",
-    }
+    }  # fmt: skip
 
 
 def _averaged(runs: Sequence[Mapping[str, Any]]) -> RunLine:
