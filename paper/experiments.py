@@ -338,7 +338,7 @@ def seconds_of(job: Job) -> float:
     """Estimate the seconds of one core that a job takes.
 
     >>> round(seconds_of(Job("run", {"task": "mnist", "method": "none", "rounds": 1000}, 0)), 2)
-    1.8
+    1.6
     """
     if job.kind not in (RUN, "masks", "distributions", "local-epsilon"):
         return _BEGIN
