@@ -56,7 +56,8 @@ def draw(experiment: Experiment, records: Records) -> Figure:
     entry, seeds = texts()[experiment.drawing], experiment.seeds
     if experiment.measurements and not experiment.variants:  # which may have seeds of their own
         seeds = len(experiment.jobs_of(experiment.measurements[0]))
-    count = "one seed" if seeds == 1 else f"{seeds} seeds"
+    counts = sorted({len(experiment.jobs_of(each)) for each in experiment.parts} or {seeds})
+    count = "one seed" if counts == [1] else f"{' or '.join(map(str, counts))} seeds"
     shared = {**experiment.options, "seeds": count}
     proven = [each for each in entry["exhibit"] if each.get("proven")]
     others = [each for each in entry["exhibit"] if each not in proven]
