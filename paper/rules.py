@@ -203,6 +203,13 @@ class LineFacts:
         """In which way the method was run, such as "without padding"; empty for the usual one."""
         return str(self.facts.get("reading", ""))
 
+    @property
+    def how(self) -> str:
+        """The reading, and whether most messages get Laplace noise, as the baseline's do."""
+        noised = self.number("noised") or 0.0
+        share = f"Laplace noise in {percent(noised)} of the messages" if noised > 0.5 else ""
+        return "; ".join(filter(None, (self.reading, share)))
+
     def reads(self, method: str) -> bool:
         """Whether it is a reading of a method of the paper, and not one with a proof beside it."""
         return self.facts.get("method") == method and self.facts.get("group") != "proven"
@@ -392,14 +399,16 @@ def inversions(claim: Statement, facts: Facts) -> Iterator[Case]:
     """DiffSketch's messages at some `ratios`, and how much of their images attacks recover.
 
     Of the labels of a batch of ten luck finds as many as there are classes in it on average. Of
-    all other messages, `beside` has what is recovered.
+    other messages, `beside` has what is recovered.
     """
     similarities = facts.numbers("audit", "inversion/similarity/")
     cases, beside, luck = list[Case](), list[str](), 1 - 0.9**10
     for message, similarity in similarities.items():
         labels = facts.number("audit", f"inversion/labels/{message}")
         method, ratio = message.partition("x smaller")[0].split(", ")
-        if method.startswith("DiffSketch") and float(ratio) in claim.values["ratios"]:
+        if float(ratio) not in claim.values["ratios"]:
+            continue
+        if method.startswith("DiffSketch"):
             case = {"ratio": float(ratio), "similarity": similarity, "labels": labels}
             cases.append({**case, "luck": luck})
         else:
@@ -461,6 +470,8 @@ def steps(claim: Statement, facts: Facts) -> Iterator[Case]:
     for name, curve in curves.items():
         stated = sorted(each for each in curve if each[0] <= _most_ratio(claim))
         for (_, before), (ratio, after) in itertools.pairwise(stated):
+            if math.isinf(before):  # counted by the step that led there
+                continue
             yield {"panel": name, "ratio": ratio, "before": before, "after": after}
 
 
@@ -475,7 +486,7 @@ def communication(claim: Statement, facts: Facts) -> Iterator[Case]:
 
         def fewest(method: str, what: str, panel: Panel = panel) -> tuple[float, str]:
             costs = [
-                (cost, line.reading)
+                (cost, line.how if method == OURS else line.reading)
                 for line in panel.lines.values()
                 if line.reads(method) and (cost := line.number(what)) is not None
             ]
@@ -537,18 +548,19 @@ def leads(claim: Statement, facts: Facts) -> Iterator[Case]:
     tests = sum(map(len, settings))
     for tried in settings:
         # What learns less than a constant answer leads nobody, if another reading learns more.
-        floor = claim.values.get("floor", 0.0)
+        floor = claim.values.get("floor", {}).get(tried[0][0].experiment, 0.0)
         learnt = [(at, two) for at, two in tried if (at.lines[two[0]].accuracy or 0.0) >= floor]
         panel, pair = _best(learnt or tried)
         hit, gap = panel.leads(*pair, claim.values["least"], tests=tests), panel.gap(*pair)
+        hit = hit if learnt else False
         close = ", too close to tell" if hit is None else ""
         ours, other = (panel.lines[name] for name in pair)
-        read = f" ({ours.reading})" if ours.reads(OURS) and ours.reading else ""
+        read = f" ({ours.how})" if ours.reads(OURS) and ours.how else ""
         yield {
             "hit": hit, "tests": tests, "seeds": gap and gap.seeds, "lacking": lacking,
             "mean": gap and gap.mean, "gap": f"{gap}{close}" if gap else "one diverged",
             "experiment": panel.experiment, "panel": panel.name, "name": pair[0],
-            "ours": f"{ours}{read}", "other": other,
+            "ours": f"{ours}{read}", "other": other, "read": read,
         }  # fmt: skip
 
 
