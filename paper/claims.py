@@ -71,7 +71,7 @@ Verdicts: TypeAlias = Mapping[Statement, ClaimVerdict]
 
 # --- verdicts --------------------------------------------------------------------------------
 
-_WORDS = 18  # of the cases of a claim that are written out; the data have all of them
+_WORDS = 14  # of the cases of a claim that are written out; the data have all of them
 _MANY = 10  # seeds that close calls should have
 _CLIENT = replace(COORDINATE, unit=Unit.CLIENT)
 _MEANINGS = {

@@ -207,7 +207,7 @@ class LineFacts:
     def how(self) -> str:
         """The reading, and whether most messages get Laplace noise, as the baseline's do."""
         noised = self.number("noised") or 0.0
-        share = f"Laplace noise in {percent(noised)} of the messages" if noised > 0.5 else ""
+        share = f"{percent(noised)} with Laplace noise" if noised > 0.5 else ""
         return "; ".join(filter(None, (self.reading, share)))
 
     def reads(self, method: str) -> bool:
@@ -399,7 +399,7 @@ def inversions(claim: Statement, facts: Facts) -> Iterator[Case]:
     """DiffSketch's messages at some `ratios`, and how much of their images attacks recover.
 
     Of the labels of a batch of ten luck finds as many as there are classes in it on average. Of
-    other messages, `beside` has what is recovered.
+    other messages, `beside` has what is recovered at the first ratio.
     """
     similarities = facts.numbers("audit", "inversion/similarity/")
     cases, beside, luck = list[Case](), list[str](), 1 - 0.9**10
@@ -411,8 +411,8 @@ def inversions(claim: Statement, facts: Facts) -> Iterator[Case]:
         if method.startswith("DiffSketch"):
             case = {"ratio": float(ratio), "similarity": similarity, "labels": labels}
             cases.append({**case, "luck": luck})
-        else:
-            beside.append(f"{method}, {ratio}x: {similarity:.2f}, {percent(labels)}")
+        elif float(ratio) == claim.values["ratios"][0]:
+            beside.append(f"{method}: {similarity:.2f}, {percent(labels)}")
     yield from ({**case, "beside": "; ".join(beside)} for case in cases)
 
 

@@ -74,7 +74,7 @@ def test_it_has_all_parts_in_order_as_they_are() -> None:
     assert list(found) == ["reproduction.md", *(f"reproduction/{name}.md" for name in names)]
     orders = (
         ["# Run again", "What came out.", "**Of 2 distinct claims: 1.**",
-         '| <img alt="Figure 3" src="images/reproduction/small-mnist.png" width="120"> |',
+         '| <img alt="Figure 3" src="images/reproduction/small-mnist.png" width="160"> |',
          "| --- |",
          "| **[Figure 3](reproduction/mnist.md)** The paper: It \\| is. "
          "**Ours:** 1 holds in part. |",
