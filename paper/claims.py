@@ -166,7 +166,7 @@ def judge(statement: Statement, facts: Facts) -> ClaimVerdict:
     if None in hits and standing is not Standing.HOLDS:
         close = [case for case, hit in zip(cases, hits, strict=True) if hit is None]
         few = any((case["seeds"] or _MANY) < _MANY for case in close)
-        more = "; ten seeds not measured yet" if few else ""
+        more = "; five seeds only" if few else ""
         notes.append(f" ({hits.count(None)} too close to tell{more})")
     if lacking:
         notes.append(f" (not measured yet: {', '.join(lacking)})")
@@ -302,7 +302,7 @@ def summary_text(verdicts: Verdicts) -> str:
 
     >>> verdicts = dict.fromkeys(statements(), ClaimVerdict(Standing.HOLDS, ""))
     >>> summary_text(verdicts).partition(". ")[0]
-    'Of the 17 claims of title, abstract and captions: 17 hold'
+    'Of the 16 claims of title, abstract and captions: 16 hold'
     """
     sentences = []
     for kind, text in _content()["kinds"].items():

@@ -43,7 +43,7 @@ _SMALL = 12  # rows of a table that is worth reading in the document
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a page comes from: a command and a run."""
+    """The origin of a page: a command and a run."""
 
     command: str
     versions: Mapping[str, str]

@@ -121,7 +121,7 @@ def test_what_is_too_close_to_tell_is_said_and_counts_for_nothing() -> None:
         assert verdict.standing is standing
     facts["choices"][f"paired-spread/{place}"] = 0.06
     close = run(Flip("mnist-accuracy", CLOSE, facts))
-    assert close.why == "in no panel (1 too close to tell; ten seeds not measured yet)"
+    assert close.why == "in no panel (1 too close to tell; five seeds only)"
     assert close.rule == (
         "In every panel DiffSketch must lead Laplace noise on sketches, by however little: the "
         "caption states no margin. One-sided t-test, 5%/1, 5 seeds."
