@@ -20,7 +20,8 @@ from typing import Any, TypeAlias
 from diffsketch.app.settings import read_toml
 from diffsketch.privacy.claim import Basis, Unit
 from paper.calculations import DELTA, FORMULAS
-from paper.figures import COORDINATE, SECURE_SUM, Fact
+from paper.figures import SECURE_SUM, AllFacts
+from paper.methods import COORDINATE
 from paper.rules import (
     CHANCE,
     RULES,
@@ -104,9 +105,7 @@ def _evaluate(expression: str, names: Mapping[str, Any]) -> Any:
     return eval(expression, functions, dict(names))  # noqa: S307
 
 
-def judged(
-    facts: Mapping[str, Mapping[str, Fact]], *, reduced: bool = False
-) -> dict[Statement, ClaimVerdict]:
+def judged(facts: AllFacts, *, reduced: bool = False) -> dict[Statement, ClaimVerdict]:
     """Each claim with its verdict on the paper's own panels, in the order of the file.
 
     A claim whose experiment was not run is "not measured"; of a reduced run none is judged.
@@ -216,7 +215,7 @@ def rule_line(statement: Statement, facts: Facts, cases: Sequence[Case]) -> str:
 # --- beside the paper's own panels -----------------------------------------------------------
 
 
-def changed_beyond(facts: Mapping[str, Mapping[str, Fact]], verdicts: Verdicts) -> list[Beyond]:
+def changed_beyond(facts: AllFacts, verdicts: Verdicts) -> list[Beyond]:
     """Claims that further panels and readings bear on, with the verdict that they would give."""
     further, changed = Facts(facts, beyond=True), []
     for statement, verdict in verdicts.items():
@@ -233,7 +232,7 @@ Beyond: TypeAlias = tuple[Statement, ClaimVerdict, ClaimVerdict]
 
 
 def configurations(
-    facts: Mapping[str, Mapping[str, Fact]],
+    facts: AllFacts,
 ) -> tuple[list[Statement], list[tuple[str, list[ClaimVerdict]]]]:
     """Complete configurations, each fixed for all claims: the claims, and a row of verdicts each.
 
@@ -319,7 +318,7 @@ def panels_note() -> str:
     return str(_content()["panels"])
 
 
-def figure_row(name: str, facts: Mapping[str, Mapping[str, Fact]]) -> dict[str, str]:
+def figure_row(name: str, facts: AllFacts) -> dict[str, str]:
     """The outcome of a figure in one row: what we find, and what is proven instead.
 
     A text whose numbers were not measured is "not measured".

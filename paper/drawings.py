@@ -23,7 +23,6 @@ from diffsketch.wire.message import payload_within
 from paper.calculations import ALPHA, DELTA, cpsgd_bits, cpsgd_epsilon, epsilon_bound, theorem_1
 from paper.experiments import Experiment, PanelFields, Results, Variant, texts
 from paper.figures import (
-    COORDINATE,
     SECURE_SUM,
     Figure,
     Measured,
@@ -35,6 +34,7 @@ from paper.figures import (
     mean_or_none,
     measured_of,
 )
+from paper.methods import COORDINATE
 
 # --- training runs ---------------------------------------------------------------------------
 

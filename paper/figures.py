@@ -17,7 +17,6 @@ from typing import Any, TypeAlias
 from diffsketch.pages.exhibits import Axis, Cell, Exhibit, Mark, Plot, Series, Table
 from diffsketch.privacy.claim import Epsilon, Relation, Scope, Trust, Unit
 from paper.experiments import Experiment, Results, texts
-from paper.methods import COORDINATE as COORDINATE
 
 Fact = float | str | bool | None
 """A number that was measured; None where there is none, such as an accuracy of no finished run."""

@@ -23,7 +23,8 @@ from typing import Any, TypeAlias
 from diffsketch.errors import DiffSketchError
 from diffsketch.privacy.claim import Basis, Scope, rounded_down, rounded_up
 from paper.calculations import FORMULAS
-from paper.figures import COORDINATE, Fact
+from paper.figures import AllFacts, Fact
+from paper.methods import COORDINATE
 
 OURS, UNCOMPRESSED = "diffsketch", "none"
 """Methods, as `diffsketch run` names them."""
@@ -89,7 +90,7 @@ class Facts:
     it does not name, all do. Panels that the paper does not have count only if `beyond`.
     """
 
-    by_experiment: Mapping[str, Mapping[str, Fact]]
+    by_experiment: AllFacts
     readings: Mapping[str, Sequence[str]] = field(default_factory=dict)
     beyond: bool = False
 

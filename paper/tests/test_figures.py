@@ -10,7 +10,8 @@ from diffsketch.pages.exhibits import Mark, Table
 from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
 from paper import figures
 from paper.experiments import Variant
-from paper.figures import COORDINATE, draw, exhibits_of
+from paper.figures import draw, exhibits_of
+from paper.methods import COORDINATE
 from paper.tests.made_up import experiment_of
 
 PLOT: dict[str, Any] = {

@@ -13,7 +13,6 @@ from torch.nn.functional import cross_entropy
 
 from diffsketch.errors import ArgumentError
 from diffsketch.privacy.claim import Basis, Epsilon
-from paper.figures import COORDINATE
 from paper.inversion import (
     BATCH,
     CLASSES,
@@ -24,6 +23,7 @@ from paper.inversion import (
     measure_inversion,
     recover_batches,
 )
+from paper.methods import COORDINATE
 
 
 def inverted(**settings: float) -> Any:
